@@ -1,0 +1,1 @@
+"""One command-line entry per rule; each runs by hand as `python -m scripts.<rule> --help`."""

@@ -1,0 +1,1 @@
+"""Engine adapters: pure functions between our prompts and each server's wire shapes."""

@@ -1,0 +1,32 @@
+"""Errors that are the user's to mend: one clear line, never a traceback."""
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Something the user can mend. The message is one line: what is wrong, where, what to do."""
+
+
+def entry(main: Callable[..., None]) -> Callable[..., int]:
+    """Wrap an entry's `main(argv)`: a UserError becomes one line on stderr and exit code 1."""
+
+    @functools.wraps(main)
+    def run(argv: list[str] | None = None) -> int:
+        try:
+            main(argv)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return 1
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        except BrokenPipeError:
+            # The reader (head, less) went away: not an error. Keep the interpreter from
+            # complaining when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+    return run

@@ -1,0 +1,283 @@
+"""The rows that flow between the stages, and the one Arrow schema of each.
+
+Writers and readers share these schemas, so that a column can't mean two things. A token id is an
+int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadata holds the
+provenance as JSON under the key `drafter-corpus`.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.lib import durable
+from scripts.lib.errors import UserError
+
+PROVENANCE_KEY = b"drafter-corpus"
+ROWS_PER_GROUP = 1024
+
+# Every prompt ends in exactly one of these (docs/architecture.md says what each means).
+OUTCOMES = (
+    "ok",
+    "length",
+    "reasoning_only",
+    "empty",
+    "repetition",
+    "content_filter",
+    "unexpected_tool_call",
+    "prompt_too_long",
+    "template_error",
+    "rejected",
+    "exhausted",
+    "over_budget",
+)
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(slots=True)
+class Message:
+    """One turn of a conversation, in the roles that chat templates know.
+
+    `reasoning` is the assistant's thought without its tags; `tool_calls` is the JSON text of the
+    OpenAI-style list.
+    """
+
+    role: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The dict that a chat template reads; reasoning under both names that templates use."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+            message["reasoning"] = self.reasoning
+        if self.tool_calls is not None:
+            message["tool_calls"] = orjson.loads(self.tool_calls)
+        return message
+
+
+@dataclass(slots=True)
+class Prompt:
+    """Stage 1. A conversation to answer (class B), to keep (class A), or ready tokens (class A).
+
+    Class B `messages` hold an optional system turn and the user turns only: the target answers each
+    user turn in order. Ready tokens have empty `messages` and their `input_ids` + `loss_mask`.
+    """
+
+    id: str  # hash of dataset, source row identity and normalised messages
+    dataset: str
+    source: str  # "file:row", for error messages
+    key: str  # hash of the normalised prompt text: equal keys are duplicates
+    messages: list[Message] = field(default_factory=list)
+    tools: str | None = None  # JSON text of the tool definitions
+    prompt_tokens: int = 0  # of the first prompt, in the target's tokens
+    input_ids: list[int] | None = None
+    loss_mask: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One generation: what was sent and what the engine sampled, as token ids."""
+
+    prompt_ids: list[int]
+    output_ids: list[int]  # verbatim, the stop token included
+    finish_reason: str  # stop | length
+    content: str  # text after the reasoning, decoded from the ids: for people and exports
+    reasoning: str | None = None
+    ids_origin: str = "engine"  # engine | reconstructed
+    eos_appended: bool = False  # the engine withheld the stop token that it reported as matched
+    flags: list[str] = field(default_factory=list)  # suspicions that keep the turn but are counted
+    model: str = ""  # as the endpoint reported it
+    provider: str = ""  # of a hosted API
+    endpoint: str = ""
+    cost_usd: float = 0.0
+    seconds: float = 0.0  # from send to last byte
+
+
+@dataclass(slots=True)
+class Completion:
+    """Stage 2. The one terminal outcome of a prompt. `turns` has one entry per answered user turn."""
+
+    id: str
+    dataset: str
+    outcome: str
+    reason: str | None = None  # one line, for every outcome but ok
+    attempts: int = 1
+    messages: list[Message] = field(default_factory=list)  # the whole conversation, answers included
+    turns: list[Turn] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sample:
+    """Stages 3 to 5. One training sample.
+
+    `loss_mask[i]` is 1 iff the target sampled `input_ids[i]` (unshifted, stop token included).
+    """
+
+    id: str  # prompt id, or `{prompt id}/{turn}` where turns don't merge
+    prompt_id: str
+    dataset: str
+    input_ids: list[int]
+    loss_mask: list[int]
+    ids_origin: str  # engine | reconstructed | rendered (class A conversations) | given (ready tokens)
+    outcome: str  # ok | length (truncated, kept) | kept (class A)
+    messages: list[Message] = field(default_factory=list)
+    tools: str | None = None
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reject(Sample):
+    """A sample that validation refused, kept with the name of the check and what it saw."""
+
+    check: str = ""
+    detail: str = ""
+
+
+_message = pa.struct(
+    [
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("reasoning", pa.string()),
+        pa.field("tool_calls", pa.string()),
+    ]
+)
+_ids = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_mask = pa.list_(pa.field("element", pa.int8(), nullable=False))
+_strings = pa.list_(pa.field("element", pa.string(), nullable=False))
+_messages = pa.list_(pa.field("element", _message, nullable=False))
+_turn = pa.struct(
+    [
+        pa.field("prompt_ids", _ids, nullable=False),
+        pa.field("output_ids", _ids, nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("reasoning", pa.string()),
+        pa.field("ids_origin", pa.string(), nullable=False),
+        pa.field("eos_appended", pa.bool_(), nullable=False),
+        pa.field("flags", _strings, nullable=False),
+        pa.field("model", pa.string(), nullable=False),
+        pa.field("provider", pa.string(), nullable=False),
+        pa.field("endpoint", pa.string(), nullable=False),
+        pa.field("cost_usd", pa.float64(), nullable=False),
+        pa.field("seconds", pa.float64(), nullable=False),
+    ]
+)
+
+
+def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=nullable) for name, kind, nullable in fields])
+
+
+PROMPT_SCHEMA = _schema(
+    ("id", pa.string(), False),
+    ("dataset", pa.string(), False),
+    ("source", pa.string(), False),
+    ("key", pa.string(), False),
+    ("messages", _messages, False),
+    ("tools", pa.string(), True),
+    ("prompt_tokens", pa.int32(), False),
+    ("input_ids", _ids, True),
+    ("loss_mask", _mask, True),
+)
+COMPLETION_SCHEMA = _schema(
+    ("id", pa.string(), False),
+    ("dataset", pa.string(), False),
+    ("outcome", pa.string(), False),
+    ("reason", pa.string(), True),
+    ("attempts", pa.int32(), False),
+    ("messages", _messages, False),
+    ("turns", pa.list_(pa.field("element", _turn, nullable=False)), False),
+)
+SAMPLE_SCHEMA = _schema(
+    ("id", pa.string(), False),
+    ("prompt_id", pa.string(), False),
+    ("dataset", pa.string(), False),
+    ("input_ids", _ids, False),
+    ("loss_mask", _mask, False),
+    ("ids_origin", pa.string(), False),
+    ("outcome", pa.string(), False),
+    ("messages", _messages, False),
+    ("tools", pa.string(), True),
+    ("flags", _strings, False),
+)
+REJECT_SCHEMA = _schema(
+    *((f.name, f.type, f.nullable) for f in SAMPLE_SCHEMA),
+    ("check", pa.string(), False),
+    ("detail", pa.string(), False),
+)
+
+SCHEMAS: dict[type, pa.Schema] = {
+    Prompt: PROMPT_SCHEMA,
+    Completion: COMPLETION_SCHEMA,
+    Sample: SAMPLE_SCHEMA,
+    Reject: REJECT_SCHEMA,
+}
+
+
+def with_provenance(schema: pa.Schema, provenance: dict) -> pa.Schema:
+    """The schema with `provenance` (any JSON object) in its metadata."""
+    return schema.with_metadata({PROVENANCE_KEY: orjson.dumps(provenance, option=orjson.OPT_SORT_KEYS)})
+
+
+def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: dict) -> int:
+    """Write records of `kind` to a Parquet file, durably and atomically. Returns the row count.
+
+    Rows are streamed: memory holds one row group. Equal rows give equal bytes.
+    """
+    schema = with_provenance(SCHEMAS[kind], provenance)
+    count = 0
+    with durable.replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        group: list[dict] = []
+        for row in rows:
+            group.append(dataclasses.asdict(row))
+            count += 1
+            if len(group) == ROWS_PER_GROUP:
+                writer.write_table(pa.Table.from_pylist(group, schema))
+                group.clear()
+        if group:
+            writer.write_table(pa.Table.from_pylist(group, schema))
+    return count
+
+
+def open_parquet(path: Path | str) -> pq.ParquetFile:
+    """Open a Parquet file of ours. Raises UserError naming the file when it is missing or broken."""
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error}): delete it and run again") from None
+
+
+def read_rows(path: Path | str, kind: type) -> Iterator[Any]:
+    """Yield the records of a Parquet file that `write_rows` wrote, one row group in memory at a time."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
+            for row in batch.to_pylist():
+                yield from_dict(kind, row)
+
+
+def read_provenance(path: Path | str) -> dict:
+    """The provenance that the writer stored; {} for a file of someone else."""
+    with open_parquet(path) as file:
+        metadata = file.schema_arrow.metadata or {}
+    return orjson.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+
+
+def from_dict(kind: type, row: dict) -> Any:
+    """Build a record from a plain dict (of Parquet or JSON), nested records included."""
+    row = dict(row)
+    if "messages" in row:
+        row["messages"] = [Message(**message) for message in row["messages"]]
+    if "turns" in row:
+        row["turns"] = [Turn(**turn) for turn in row["turns"]]
+    return kind(**row)
