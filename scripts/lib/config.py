@@ -368,6 +368,9 @@ class Config(Section):
     merge: Merge = Field(default_factory=Merge)
     backup: Backup = Field(default_factory=Backup)
     upload: Upload = Field(default_factory=Upload, json_schema_extra=OPERATIONAL)
+    restore: str | None = Field(
+        None, description="Name of the backup that `restore_training` brings back.", json_schema_extra=OPERATIONAL
+    )
 
     @field_validator("datasets")
     @classmethod

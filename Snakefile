@@ -1,0 +1,69 @@
+"""Prompt datasets in, the training corpus of a draft model out.
+
+snakemake --cores 8 merge_training      run everything that is missing or stale
+snakemake -n                            show what that would be
+"""
+
+import os
+import sys
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+min_version("9.27")
+# Jobs run `python -m scripts.<rule>`; this finds the package from any working directory.
+sys.path.insert(0, workflow.basedir)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")]))
+
+from scripts.lib import durable
+from scripts.lib.config import parse_config, stage_settings
+from scripts.lib.errors import UserError
+from scripts.lib.sources import local_files
+
+# Your own --configfile replaces the example instead of being mixed into its datasets.
+if not workflow.configfiles:
+
+    configfile: "config/config.yaml"
+
+
+try:
+    CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
+    SOURCES = {name: local_files(name, dataset) for name, dataset in CONFIG.datasets.items()}
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+CONFIG_FILE = "results/state/config.json"
+DATASETS = list(CONFIG.datasets)
+CLASS_A, CLASS_B = CONFIG.by_class("A"), CONFIG.by_class("B")
+SHARDS = CONFIG.shard_names()
+
+
+wildcard_constraints:
+    dataset="[A-Za-z0-9][A-Za-z0-9_-]*",
+    shard=r"\d{3}",
+
+
+rule all:
+    input:
+        "results/state/training.json",
+
+
+include: "rules/target.smk"
+include: "rules/prompts.smk"
+include: "rules/completions.smk"
+include: "rules/tokens.smk"
+include: "rules/validated.smk"
+include: "rules/training.smk"
+include: "rules/exports.smk"
+
+
+onstart:
+    durable.write_json(CONFIG_FILE, CONFIG.model_dump(mode="json", by_alias=True))
+
+
+onsuccess:
+    shell("python -m scripts.stop_servers --state results/state")
+
+
+onerror:
+    shell("python -m scripts.stop_servers --state results/state")

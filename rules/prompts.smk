@@ -1,0 +1,40 @@
+"""Stage 1: prompts, one job per dataset.
+
+Input: the dataset's source files; the keys of the datasets before it, whose duplicates it drops.
+Output: results/prompts/{dataset}/: one Parquet file per shard, keys.parquet, report.json.
+"""
+
+
+def earlier_keys(wildcards):
+    """Keys of the datasets that have priority over this one."""
+    if CONFIG.selection.deduplicate != "across":
+        return []
+    return expand("results/prompts/{earlier}/keys.parquet", earlier=DATASETS[: DATASETS.index(wildcards.dataset)])
+
+
+rule prepare_prompts:
+    """Read a source, clean it, choose prompts, give them stable ids, cut them into shards."""
+    input:
+        target="results/target/target.json",
+        sources=lambda wildcards: SOURCES[wildcards.dataset],
+        earlier=earlier_keys,
+    output:
+        shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=SHARDS),
+        keys="results/prompts/{dataset}/keys.parquet",
+        report="results/prompts/{dataset}/report.json",
+    log:
+        "results/logs/prepare_prompts/{dataset}.log",
+    benchmark:
+        "results/benchmarks/prepare_prompts/{dataset}.jsonl"
+    conda:
+        "../envs/client.yaml"
+    params:
+        settings=lambda wildcards: stage_settings(CONFIG, "prompts", wildcards.dataset),
+    shell:
+        "exec python -m scripts.prepare_prompts"
+        " --config {CONFIG_FILE}"
+        " --dataset {wildcards.dataset}"
+        " --target results/target"
+        " --earlier {input.earlier}"
+        " --output results/prompts/{wildcards.dataset}"
+        " > {log} 2>&1"

@@ -1,0 +1,69 @@
+"""Stage 4: samples that passed every gate, one job per shard, and one summary for all.
+
+Input: tokens, and what they were made from (for the accounting).
+Output: results/validated/{dataset}/{shard}.parquet, .rejects.parquet, .json; results/validated/summary.json.
+"""
+
+
+localrules:
+    summarize_validation,
+
+
+def completions_of(wildcards):
+    """Class A has no completions."""
+    if wildcards.dataset in CLASS_A:
+        return []
+    return f"results/completions/{wildcards.dataset}/{wildcards.shard}.parquet"
+
+
+rule validate_tokens:
+    """Check every sample against named gates; keep the rejects with their reasons."""
+    input:
+        target="results/target/target.json",
+        prompts="results/prompts/{dataset}/{shard}.parquet",
+        completions=completions_of,
+        tokens="results/tokens/{dataset}/{shard}.parquet",
+    output:
+        validated="results/validated/{dataset}/{shard}.parquet",
+        rejects="results/validated/{dataset}/{shard}.rejects.parquet",
+        summary="results/validated/{dataset}/{shard}.json",
+    log:
+        "results/logs/validate_tokens/{dataset}/{shard}.log",
+    conda:
+        "../envs/client.yaml"
+    params:
+        settings=stage_settings(CONFIG, "validated"),
+    shell:
+        "exec python -m scripts.validate_tokens"
+        " --config {CONFIG_FILE}"
+        " --dataset {wildcards.dataset}"
+        " --target results/target"
+        " --prompts {input.prompts}"
+        " --completions {input.completions}"
+        " --tokens {input.tokens}"
+        " --output {output.validated}"
+        " --rejects {output.rejects}"
+        " --summary {output.summary}"
+        " > {log} 2>&1"
+
+
+rule summarize_validation:
+    """Add up all shards; stop the run here when too many samples were rejected."""
+    input:
+        target="results/target/target.json",
+        summaries=expand("results/validated/{dataset}/{shard}.json", dataset=DATASETS, shard=SHARDS),
+    output:
+        summary="results/validated/summary.json",
+    log:
+        "results/logs/summarize_validation.log",
+    conda:
+        "../envs/client.yaml"
+    params:
+        settings=stage_settings(CONFIG, "validated"),
+    shell:
+        "exec python -m scripts.summarize_validation"
+        " --config {CONFIG_FILE}"
+        " --target results/target"
+        " --summaries {input.summaries}"
+        " --output {output.summary}"
+        " > >(exec tee {log}) 2>&1"
