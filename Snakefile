@@ -44,8 +44,24 @@ wildcard_constraints:
 
 
 rule all:
+    """The corpus, and every file on the way to it: a shard that was deleted by hand is made again."""
     input:
         "results/state/training.json",
+        expand("results/completions/{dataset}/{shard}.parquet", dataset=CLASS_B, shard=SHARDS),
+        expand("results/tokens/{dataset}/{shard}.parquet", dataset=DATASETS, shard=SHARDS),
+        expand("results/validated/{dataset}/{shard}.parquet", dataset=DATASETS, shard=SHARDS),
+
+
+rule prompts:
+    """Stage 1 only."""
+    input:
+        expand("results/prompts/{dataset}/report.json", dataset=DATASETS),
+
+
+rule completions:
+    """Stages 1 and 2 only: everything that needs the servers."""
+    input:
+        expand("results/completions/{dataset}/{shard}.parquet", dataset=CLASS_B, shard=SHARDS),
 
 
 include: "rules/target.smk"
