@@ -1,0 +1,37 @@
+"""Snapshot the current corpus before a merge, verified byte by byte.
+
+Reads:  {training}, the link to the current corpus version.
+Writes: {backups}/{time}-{version}/, hard links or copies of the parts; --receipt (JSON), which says so when there is
+        no corpus yet.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from scripts.lib import durable
+from scripts.lib.backup import back_up, receipt
+from scripts.lib.config import load_config
+from scripts.lib.errors import entry
+
+
+@entry
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="backup_training", description=__doc__.splitlines()[0])
+    parser.add_argument("--config", nargs="+", required=True, metavar="FILE", help="YAML or JSON, later over earlier")
+    parser.add_argument("--training", required=True, type=Path, help="link to the current corpus version")
+    parser.add_argument("--backups", required=True, type=Path, help="folder of all backups")
+    parser.add_argument("--receipt", type=Path, help="file that tells which backup this run made")
+    options = parser.parse_args(argv)
+    made = back_up(
+        options.training,
+        options.backups,
+        load_config(*options.config).backup.keep,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if options.receipt:
+        durable.write_json(options.receipt, receipt(made))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Where the corpus lies and how a new version takes its place.
+
+`training` is a relative symbolic link to `corpora/{version}` beside it; a version never changes once
+the link points to it. Swapping the link is one rename, so a reader sees the old corpus or the new
+one, never a mixture, whatever instant a writer is killed at.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from scripts.lib import durable, manifest
+from scripts.lib.errors import UserError
+
+STAGING_SUFFIX = ".partial"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def corpora(training: Path) -> Path:
+    """The folder of all versions."""
+    return training.parent / "corpora"
+
+
+def current(training: Path) -> Path | None:
+    """The folder of the current version, None when there is no corpus yet.
+
+    Raises UserError when `training` is something that this project didn't put there.
+    """
+    if not training.is_symlink():
+        if training.exists():
+            raise UserError(f"{training}: is not a link to a corpus version: move it away and run again")
+        return None
+    directory = training.parent / os.readlink(training)
+    if not directory.is_dir():
+        raise UserError(f"{training}: its version {directory.name} is gone: bring a backup back with restore_training")
+    return directory
+
+
+@contextlib.contextmanager
+def writer(training: Path) -> Iterator[None]:
+    """Be the only writer of the corpus and its backups. Raises UserError when there is another one.
+
+    The lock is the kernel's, so it goes with its holder, also after kill -9. Remains of a writer that
+    was killed are removed, and a full disk is told in one line.
+    """
+    folder = corpora(training)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{training}: another merge, backup or restore is writing: wait for it, then run again"
+            ) from None
+        for remains in folder.glob(f".*{STAGING_SUFFIX}"):
+            shutil.rmtree(remains)
+        try:
+            yield
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                where = error.filename or folder
+                raise UserError(f"{where}: the disk is full: free some space and run again, nothing is lost") from error
+            raise
+
+
+@contextlib.contextmanager
+def staging(directory: Path) -> Iterator[Path]:
+    """Yield a new folder beside `directory`; on success make its files durable and rename it to `directory`.
+
+    Files inside should be closed and fsynced by whoever writes them (`durable`); the folder is
+    removed on an exception.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = directory.with_name(f".{directory.name}{STAGING_SUFFIX}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        durable.fsync_directory(temporary)
+        os.rename(temporary, directory)
+        durable.fsync_directory(directory.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def swap(training: Path, directory: Path) -> None:
+    """Let `training` point to `directory`, atomically and durably."""
+    link = training.with_name(f".{training.name}{STAGING_SUFFIX}")
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(directory, training.parent))
+    os.replace(link, training)
+    durable.fsync_directory(training.parent)
+
+
+def versions(training: Path) -> list[Path]:
+    """Folders of all complete versions."""
+    return sorted(path.parent for path in corpora(training).glob(f"[!.]*/{manifest.MANIFEST}"))
+
+
+def prune(training: Path, covered: Callable[[str], bool]) -> list[str]:
+    """Remove the versions that are not current and that a good backup covers. Returns their names."""
+    keep = current(training)
+    removed = []
+    for directory in versions(training):
+        if directory != keep and covered(directory.name):
+            # Out of sight first: a half-removed version must not look like one.
+            doomed = directory.with_name(f".{directory.name}{STAGING_SUFFIX}")
+            os.rename(directory, doomed)
+            shutil.rmtree(doomed)
+            removed.append(directory.name)
+    return removed

@@ -1,0 +1,104 @@
+"""A seeded global shuffle with de-duplication by id, in bounded memory: two passes over hash buckets.
+
+Each row gets a 64-bit key, a keyed hash of its id. The first pass spreads the rows over spill files
+by the key's top bits, the second sorts one bucket after the other. The result is simply all rows
+sorted by (key, id): it depends neither on the order of the inputs nor on the number of buckets.
+Rows stay in Arrow buffers all the way.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+KEY = "__key"
+
+
+def order_keys(ids: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
+    """The place of each id in the shuffle: uint64, uniform."""
+    return _keyed_hash(ids, f"order {seed}")
+
+
+def share_keys(ids: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
+    """uint64, uniform and independent of `order_keys`: an id belongs to a share w if its key < w * 2**64."""
+    return _keyed_hash(ids, f"share {seed}")
+
+
+def _keyed_hash(ids: pa.Array | pa.ChunkedArray, purpose: str) -> np.ndarray:
+    # SipHash of the UTF-8 bytes, in C; 16 hex digits are the 16 bytes of its key.
+    key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
+    return pd.util.hash_array(ids.to_numpy(zero_copy_only=False), hash_key=key, categorize=False)
+
+
+class Buckets:
+    """Spill files of the first pass, one for each stretch of keys.
+
+    Rows must be added oldest first: of equal ids, the one added last wins.
+    """
+
+    def __init__(self, directory: Path, schema: pa.Schema, count: int, seed: int) -> None:
+        """`count` is rounded up to a power of two, so that a bucket is the key's top bits."""
+        self._bits = max(0, (count - 1).bit_length())
+        self._seed = seed
+        self._schema = schema.append(pa.field(KEY, pa.uint64(), nullable=False))
+        self._files = contextlib.ExitStack()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._paths = [directory / f"bucket-{number:05d}.arrow" for number in range(1 << self._bits)]
+        self._writers = []
+        for path in self._paths:
+            sink = self._files.enter_context(pa.OSFile(str(path), "wb"))
+            self._writers.append(self._files.enter_context(pa.ipc.new_stream(sink, self._schema, options=options)))
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Spill the rows of a batch."""
+        keys = order_keys(batch["id"], self._seed)
+        number = keys >> np.uint64(64 - self._bits) if self._bits else np.zeros(len(keys), np.uint64)
+        order = np.argsort(number, kind="stable")
+        rows = pa.RecordBatch.from_arrays([*batch.columns, pa.array(keys)], schema=self._schema).take(pa.array(order))
+        bounds = np.searchsorted(number[order], np.arange(len(self._writers) + 1, dtype=np.uint64))
+        for writer, start, end in zip(self._writers, bounds[:-1].tolist(), bounds[1:].tolist()):
+            if end > start:
+                writer.write_batch(rows.slice(start, end - start))
+
+    def sorted(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield `(kept, superseded)` per bucket, in key order; each spill file is deleted once it is read.
+
+        The next bucket is read and sorted while the caller works on this one: memory holds two.
+        """
+        self.close()
+        with ThreadPoolExecutor(1) as ahead:
+            following = ahead.submit(_sort_bucket, self._paths[0])
+            for path in [*self._paths[1:], None]:
+                result = following.result()
+                if path is not None:
+                    following = ahead.submit(_sort_bucket, path)
+                yield result
+
+    def close(self) -> None:
+        """Finish the spill files."""
+        self._files.close()
+
+
+def _sort_bucket(path: Path) -> tuple[pa.Table, pa.Table]:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        table = stream.read_all()
+    path.unlink()
+    position = np.arange(len(table))
+    ids = table["id"].combine_chunks()
+    order = pa.table({"key": table[KEY], "id": ids, "position": position}).sort_by(
+        [("key", "ascending"), ("id", "ascending"), ("position", "descending")]
+    )
+    in_order = order["id"].combine_chunks()
+    newest = np.ones(len(table), bool)
+    if len(table) > 1:
+        newest[1:] = pa.compute.not_equal(in_order[1:], in_order[:-1]).to_numpy(zero_copy_only=False)
+    position = order["position"].to_numpy()
+    superseded = table.select(["id", "dataset"]).take(pa.array(position[~newest]))
+    # One chunk first: taking from many chunks is three times slower.
+    kept = table.drop_columns([KEY]).combine_chunks().take(pa.array(position[newest]))
+    return kept, superseded

@@ -1,0 +1,32 @@
+"""Bring a backup of the corpus back, or list the backups there are.
+
+Reads:  {backups}/{name}/, verified byte by byte before anything changes.
+Writes: {training} -> corpora/{version}/, swapped in atomically; the version that was current stays in corpora/.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from scripts.lib.backup import all_backups, restore
+from scripts.lib.errors import entry
+
+
+@entry
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="restore_training", description=__doc__.splitlines()[0])
+    parser.add_argument("--training", required=True, type=Path, help="link to the current corpus version")
+    parser.add_argument("--backups", required=True, type=Path, help="folder of all backups")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--name", help="backup to bring back")
+    what.add_argument("--list", action="store_true", help="print the backups there are, oldest first")
+    options = parser.parse_args(argv)
+    if options.list:
+        for one in all_backups(options.backups):
+            print(f"{one.name}  {one.created}  {one.samples} samples  {one.tokens} tokens")
+        return
+    restore(options.training, options.backups, options.name, say=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
