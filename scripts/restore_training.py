@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.list:
         for one in all_backups(options.backups):
-            print(f"{one.name}  {one.created}  {one.samples} samples  {one.tokens} tokens")
+            print(f"{one.name}  {one.created}  {one.rows} samples  {one.tokens} tokens")
         return
     restore(options.training, options.backups, options.name, say=lambda line: print(line, file=sys.stderr, flush=True))
 

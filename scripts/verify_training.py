@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     if problems:
         raise UserError(f"{options.training}: {len(problems)} problems: bring a backup back with restore_training")
     print(
-        f"{options.training}: version {manifest.version} is whole: {manifest.samples} samples, {manifest.tokens} tokens "
-        f"({manifest.supervised_tokens} supervised), {len(manifest.parts)} parts, {len(manifest.datasets)} datasets"
+        f"{options.training}: version {manifest.version} is whole: {manifest.totals['rows']} samples, "
+        f"{manifest.totals['tokens']} tokens ({manifest.totals['supervised_tokens']} supervised), {len(manifest.parts)} parts, {len(manifest.datasets)} datasets"
     )
 
 

@@ -28,7 +28,7 @@ class Backup:
     name: str
     version: str
     created: str  # UTC, ISO 8601
-    samples: int
+    rows: int
     tokens: int
 
 
@@ -54,6 +54,7 @@ def back_up(
         if directory is None:
             say(f"backup: there is no corpus at {training} yet")
             return None
+        publish.clear_remains(backups)
         whole = manifest.require_whole(directory)
         made = next((one for one in reversed(all_backups(backups)) if one.version == whole.version), None)
         if made:
@@ -61,10 +62,10 @@ def back_up(
             say(f"backup: {made.name} holds version {made.version} already, verified")
         else:
             made = _snapshot(directory, whole, backups, clock())
-            say(f"backup: {made.name}: {made.samples} samples, verified")
+            say(f"backup: {made.name}: {made.rows} samples, verified")
         # Rotation comes after a good backup is there, so the last good one is never removed.
         for old in [one for one in all_backups(backups) if one.name != made.name][: -(keep - 1) or None]:
-            _remove(backups / old.name)
+            publish.remove(backups / old.name)
             say(f"backup: removed {old.name}, more than {keep} were there")
         for version in publish.prune(training, lambda version: has_good(backups, version)):
             say(f"backup: removed version {version}, a backup holds it")
@@ -76,8 +77,8 @@ def _snapshot(directory: Path, whole: manifest.Manifest, backups: Path, time: da
         name=f"{time:%Y%m%dT%H%M%SZ}-{whole.version}",
         version=whole.version,
         created=time.isoformat(timespec="seconds"),
-        samples=whole.samples,
-        tokens=whole.tokens,
+        rows=whole.totals["rows"],
+        tokens=whole.totals["tokens"],
     )
     with publish.staging(backups / made.name) as folder:
         place(directory, folder, whole)
@@ -128,10 +129,10 @@ def has_good(backups: Path, version: str) -> bool:
 def restore(training: Path, backups: Path, name: str, say: Callable[[str], None]) -> manifest.Manifest:
     """Make a backup the current corpus again, atomically. Raises UserError when it is unknown or damaged."""
     with publish.writer(training):
+        known = [one.name for one in all_backups(backups)]
+        if name not in known:
+            raise UserError(f"{backups}: there is no backup {name!r}; there are: {', '.join(known) or 'none'}")
         source = backups / name
-        if not (source / RECORD).is_file():
-            known = ", ".join(one.name for one in all_backups(backups)) or "none"
-            raise UserError(f"{backups}: there is no backup {name!r}; there are: {known}")
         whole = manifest.read_manifest(source)
         for problem in manifest.damaged_parts(source, whole):
             raise UserError(f"{problem}: the backup is damaged, nothing was changed: choose another one")
@@ -142,14 +143,8 @@ def restore(training: Path, backups: Path, name: str, say: Callable[[str], None]
             with publish.staging(directory) as folder:
                 place(source, folder, whole)
         publish.swap(training, directory)
-        say(f"restore: {training} is {whole.version} again: {whole.samples} samples, {whole.tokens} tokens")
+        say(f"restore: {training} is {whole.version} again: {whole.totals['rows']} samples")
         return whole
-
-
-def _remove(directory: Path) -> None:
-    doomed = directory.with_name(f".{directory.name}{publish.STAGING_SUFFIX}")
-    os.rename(directory, doomed)
-    shutil.rmtree(doomed)
 
 
 def receipt(made: Backup | None) -> dict[str, Any]:

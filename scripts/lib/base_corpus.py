@@ -147,7 +147,7 @@ def _as_samples(batch: pa.RecordBatch, path: str, first: int) -> pa.RecordBatch:
             array = pc.if_else(pc.is_null(array), filler, array)
         arrays.append(array)
     samples = pa.RecordBatch.from_arrays(arrays, schema=records.SAMPLE_SCHEMA)
-    for row, problem in manifest.check_rows(samples)[2]:
+    for row, problem in manifest.row_problems(samples):
         raise UserError(f"{path}:{first + row}: {problem}")
     return samples
 

@@ -1,8 +1,8 @@
 """manifest.json: what a corpus holds, where every part of it came from, and whether it is still whole."""
 
-import dataclasses
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from scripts.lib.errors import UserError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+COUNTED = ("rows", "tokens", "supervised_tokens")
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Part:
     file: str
     sha256: str
     bytes: int
-    samples: int
+    rows: int
     tokens: int
     supervised_tokens: int
 
@@ -36,7 +37,7 @@ class Input:
     name: str  # {dataset}/{shard}.parquet
     kind: str  # base | shard
     sha256: str
-    samples: int
+    rows: int
     provenance: str  # key into Manifest.provenance
 
 
@@ -44,14 +45,12 @@ class Input:
 class Manifest:
     """The ledger of one corpus version. Holds no time and no absolute path: equal inputs, equal bytes.
 
-    `datasets[name]` adds up: `read` = `samples` + the sum of `dropped`; `funnel` holds what the
-    stages before counted, from source rows to the samples read here.
+    `datasets[name]` adds up: `read` = `rows` + the sum of `dropped`; `funnel` holds what the
+    stages before counted, from source rows to the rows read here.
     """
 
     version: str
-    samples: int
-    tokens: int
-    supervised_tokens: int
+    totals: dict[str, int]  # rows, tokens, supervised_tokens
     parts: list[Part]
     datasets: dict[str, dict[str, Any]]
     settings: dict[str, Any]
@@ -64,7 +63,7 @@ class Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
     """Write `directory`/manifest.json durably."""
-    durable.write_json(directory / MANIFEST, dataclasses.asdict(manifest))
+    durable.write_json(directory / MANIFEST, asdict(manifest))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -134,31 +133,26 @@ def verify(directory: Path) -> tuple[Manifest, list[str]]:
     if problems:
         return manifest, problems
 
-    seen: dict[str, list[int]] = {}
+    seen: dict[str, Counter] = {}
     last = (-1, "")
     for part in manifest.parts:
         path = directory / part.file
-        samples = tokens = supervised = 0
+        found = Counter()
         for table in _row_groups(path):
-            lengths, sums, trouble = check_rows(table)
-            problems += [f"{path}:{samples + row}: {text}" for row, text in trouble]
+            lengths, sums = token_counts(table)
+            problems += [f"{path}:{found['rows'] + row}: {text}" for row, text in row_problems(table)]
             keys = shuffle.order_keys(table["id"], manifest.settings["merge"]["seed"])
             order = [*zip(keys.tolist(), table["id"].to_pylist())]
             for row, (before, this) in enumerate(zip([last, *order], order)):
                 if this == before:
-                    problems.append(f"{path}:{samples + row}: id {this[1]} is there twice")
+                    problems.append(f"{path}:{found['rows'] + row}: id {this[1]} is there twice")
                 elif this < before:
-                    problems.append(f"{path}:{samples + row}: id {this[1]} is out of the shuffle's order")
+                    problems.append(f"{path}:{found['rows'] + row}: id {this[1]} is out of the shuffle's order")
             last = order[-1] if order else last
-            for name, *counts in per_dataset(table, lengths, sums):
-                total = seen.setdefault(name, [0, 0, 0])
-                seen[name] = [a + b for a, b in zip(total, counts)]
-            samples, tokens, supervised = (
-                samples + len(table),
-                tokens + int(lengths.sum()),
-                supervised + int(sums.sum()),
-            )
-        problems += _unequal(str(path), (samples, tokens, supervised), part)
+            for name, counts in per_dataset(table, lengths, sums):
+                seen.setdefault(name, Counter()).update(counts)
+                found.update(counts)
+        problems += _unequal(str(path), found, asdict(part))
     problems += _check_ledger(directory / MANIFEST, manifest, seen)
     return manifest, problems
 
@@ -169,75 +163,73 @@ def _row_groups(path: Path) -> Iterator[pa.Table]:
             yield file.read_row_group(group, use_threads=True).combine_chunks()
 
 
-def check_rows(table: pa.Table | pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]:
-    """Tokens and supervised tokens of each row, and `(row, problem)` for each row that is no sample."""
-    lengths = pc.list_value_length(table["input_ids"]).to_numpy(zero_copy_only=False).astype(np.int64)
-    mask_lengths = pc.list_value_length(table["loss_mask"]).to_numpy(zero_copy_only=False).astype(np.int64)
-    ids = pc.list_flatten(table["input_ids"]).to_numpy(zero_copy_only=False)
-    mask = pc.list_flatten(table["loss_mask"]).to_numpy(zero_copy_only=False)
-    sums = row_sums(mask, mask_lengths)
-    trouble = [(int(row), "has no tokens") for row in np.flatnonzero(lengths == 0)]
-    trouble += [
+def token_counts(rows: pa.Table | pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and supervised tokens of each row, int64."""
+    lengths = pc.list_value_length(rows["input_ids"]).to_numpy(zero_copy_only=False).astype(np.int64)
+    mask_lengths = pc.list_value_length(rows["loss_mask"]).to_numpy(zero_copy_only=False).astype(np.int64)
+    mask = pc.list_flatten(rows["loss_mask"]).to_numpy(zero_copy_only=False)
+    sums = np.zeros(len(lengths), np.int64)
+    filled = mask_lengths > 0  # reduceat gives a neighbour's value for an empty stretch
+    if filled.any():
+        starts = (np.cumsum(mask_lengths) - mask_lengths)[filled]
+        sums[filled] = np.add.reduceat(mask, starts, dtype=np.int64)
+    return lengths, sums
+
+
+def row_problems(rows: pa.Table | pa.RecordBatch) -> list[tuple[int, str]]:
+    """`(row, problem)` for rows that are no samples; of bad values only the first is named."""
+    lengths = pc.list_value_length(rows["input_ids"]).to_numpy(zero_copy_only=False)
+    mask_lengths = pc.list_value_length(rows["loss_mask"]).to_numpy(zero_copy_only=False)
+    ids = pc.list_flatten(rows["input_ids"]).to_numpy(zero_copy_only=False)
+    mask = pc.list_flatten(rows["loss_mask"]).to_numpy(zero_copy_only=False)
+    problems = [(int(row), "has no tokens") for row in np.flatnonzero(lengths == 0)]
+    problems += [
         (int(row), f"has {lengths[row]} ids but {mask_lengths[row]} mask values")
         for row in np.flatnonzero(lengths != mask_lengths)
     ]
-    trouble += [
-        (_row_of(at, mask_lengths), f"has the mask value {mask[at]}, only 0 and 1 are known")
-        for at in np.flatnonzero((mask != 0) & (mask != 1))[:1]
-    ]
-    trouble += [(_row_of(at, lengths), f"has the negative token id {ids[at]}") for at in np.flatnonzero(ids < 0)[:1]]
-    return lengths, sums, trouble
-
-
-def row_sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Sum of `values` over consecutive stretches of the given lengths (int64); 0 for an empty stretch."""
-    ends = np.cumsum(lengths)
-    running = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    return running[ends] - running[ends - lengths]
-
-
-def _row_of(position: int, lengths: np.ndarray) -> int:
-    return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
+    for values, row_lengths, bad, text in (
+        (mask, mask_lengths, mask.view(np.uint8) > 1, "has the mask value {}, only 0 and 1 are known"),
+        (ids, lengths, ids < 0, "has the negative token id {}"),
+    ):
+        if bad.any():
+            at = int(bad.argmax())
+            row = int(np.searchsorted(np.cumsum(row_lengths), at, side="right"))
+            problems.append((row, text.format(values[at])))
+    return problems
 
 
 def per_dataset(
-    table: pa.Table | pa.RecordBatch, lengths: np.ndarray, sums: np.ndarray
-) -> Iterator[tuple[str, int, int, int]]:
-    """`(dataset, samples, tokens, supervised tokens)` for each dataset in these rows."""
+    rows: pa.Table | pa.RecordBatch, lengths: np.ndarray, sums: np.ndarray
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """`(dataset, {rows, tokens, supervised_tokens})` for each dataset in these rows."""
     counts = (
-        pa.table({"dataset": table["dataset"], "tokens": lengths, "supervised": sums})
+        pa.table({"dataset": rows["dataset"], "tokens": lengths, "supervised": sums})
         .group_by("dataset")
         .aggregate([([], "count_all"), ("tokens", "sum"), ("supervised", "sum")])
     )
     for row in counts.to_pylist():
-        yield row["dataset"], row["count_all"], row["tokens_sum"], row["supervised_sum"]
+        sizes = (row["count_all"], row["tokens_sum"], row["supervised_sum"])
+        yield row["dataset"], dict(zip(COUNTED, sizes))
 
 
-def _unequal(where: str, found: tuple[int, int, int], recorded: Any) -> list[str]:
-    names = ("samples", "tokens", "supervised_tokens")
-    told = [recorded[name] if isinstance(recorded, dict) else getattr(recorded, name) for name in names]
+def _unequal(where: str, found: dict[str, int], recorded: dict[str, Any]) -> list[str]:
     return [
-        f"{where}: holds {have} {name.replace('_', ' ')}, the manifest says {said}"
-        for name, have, said in zip(names, found, told)
-        if have != said
+        f"{where}: holds {found[name]} {name.replace('_', ' ')}, the manifest says {recorded[name]}"
+        for name in COUNTED
+        if found[name] != recorded[name]
     ]
 
 
-def _check_ledger(path: Path, manifest: Manifest, seen: dict[str, list[int]]) -> list[str]:
+def _check_ledger(path: Path, manifest: Manifest, seen: dict[str, Counter]) -> list[str]:
     problems = []
-    for name, counts in seen.items():
-        if name not in manifest.datasets:
-            problems.append(f"{path}: dataset {name} is in the parts but not in the manifest")
-        else:
-            problems += _unequal(f"{path}: dataset {name}", tuple(counts), manifest.datasets[name])
+    for name in sorted(seen.keys() - manifest.datasets.keys()):
+        problems.append(f"{path}: dataset {name} is in the parts but not in the manifest")
     for name, entry in manifest.datasets.items():
-        if name not in seen and entry["samples"]:
-            problems.append(f"{path}: dataset {name} is in the manifest but not in the parts")
-        if entry["read"] != entry["samples"] + sum(entry["dropped"].values()):
-            problems.append(f"{path}: dataset {name}: samples and dropped don't add up to the {entry['read']} read")
-    totals = tuple(sum(counts[i] for counts in seen.values()) for i in range(3))
-    problems += _unequal(str(path), totals, manifest)
-    read = sum(one.samples for one in manifest.inputs)
+        problems += _unequal(f"{path}: dataset {name}", seen.get(name, Counter()), entry)
+        if entry["read"] != entry["rows"] + sum(entry["dropped"].values()):
+            problems.append(f"{path}: dataset {name}: rows and dropped don't add up to the {entry['read']} read")
+    problems += _unequal(str(path), sum(seen.values(), Counter()), manifest.totals)
+    read = sum(one.rows for one in manifest.inputs)
     if read != sum(entry["read"] for entry in manifest.datasets.values()):
-        problems.append(f"{path}: the inputs hold {read} samples, the datasets' counts say otherwise")
+        problems.append(f"{path}: the inputs hold {read} rows, the datasets' counts say otherwise")
     return problems

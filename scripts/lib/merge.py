@@ -19,9 +19,18 @@ from scripts.lib import base_corpus, durable, publish, records
 from scripts.lib.base_corpus import Source
 from scripts.lib.config import Config, stage_settings
 from scripts.lib.errors import UserError
-from scripts.lib.manifest import Input, Manifest, Part, check_rows, per_dataset, require_whole, write_manifest
+from scripts.lib.manifest import (
+    COUNTED,
+    Input,
+    Manifest,
+    Part,
+    per_dataset,
+    require_whole,
+    token_counts,
+    write_manifest,
+)
 from scripts.lib.provenance import digest
-from scripts.lib.shuffle import Buckets, share_keys
+from scripts.lib.shuffle import Buckets, ahead, share_keys
 
 BUCKET_BYTES = 64 << 20  # Arrow bytes of one hash bucket: the second pass holds a few of them
 GROUP_TOKENS = 8 << 20  # a row group is cut after ROWS_PER_GROUP samples or this many tokens
@@ -33,7 +42,7 @@ class Counts:
     """What became of one dataset's samples in the merge."""
 
     read: int = 0
-    samples: int = 0
+    rows: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"weight": 0, "superseded": 0})
@@ -61,7 +70,7 @@ def merge(
         directory = publish.corpora(training) / version
         if directory.is_dir():
             manifest = require_whole(directory)
-            say(f"merge: version {version} is there already ({manifest.samples} samples)")
+            say(f"merge: version {version} is there already ({manifest.totals['rows']} samples)")
         else:
             directory.parent.mkdir(parents=True, exist_ok=True)
             _require_space(sources, directory.parent)
@@ -95,7 +104,7 @@ def _build(
     counts: dict[str, Counts] = {}
     buckets = Buckets(folder, records.SAMPLE_SCHEMA, _bucket_count(sources), config.merge.seed)
     for source in sources:
-        for batch in base_corpus.batches(source):
+        for batch in ahead(base_corpus.batches(source)):
             buckets.add(_weighted(batch, source, config, counts))
         say(f"merge: read {source.name}: {source.rows} samples")
     _check_accounting(counts, sources, summary)
@@ -114,9 +123,7 @@ def _build(
 
     manifest = Manifest(
         version=version,
-        samples=sum(part.samples for part in parts.parts),
-        tokens=sum(part.tokens for part in parts.parts),
-        supervised_tokens=sum(part.supervised_tokens for part in parts.parts),
+        totals={name: sum(getattr(part, name) for part in parts.parts) for name in COUNTED},
         parts=parts.parts,
         datasets={name: _ledger(name, counts[name], summary) for name in sorted(counts)},
         settings=settings,
@@ -129,8 +136,8 @@ def _build(
     )
     write_manifest(manifest, folder)
     say(
-        f"merge: version {version}: {manifest.samples} samples, {manifest.tokens} tokens "
-        f"({manifest.supervised_tokens} supervised) in {len(parts.parts)} parts"
+        f"merge: version {version}: {manifest.totals['rows']} samples, {manifest.totals['tokens']} tokens "
+        f"({manifest.totals['supervised_tokens']} supervised) in {len(parts.parts)} parts"
     )
     return manifest
 
@@ -197,11 +204,10 @@ class PartWriter:
     def add(self, samples: pa.Table, counts: dict[str, Counts]) -> None:
         """Append samples and count them by dataset."""
         for batch in samples.to_batches():
-            lengths, sums, _ = check_rows(batch)
-            for name, rows, tokens, supervised in per_dataset(batch, lengths, sums):
-                counts[name].samples += rows
-                counts[name].tokens += tokens
-                counts[name].supervised_tokens += supervised
+            lengths, sums = token_counts(batch)
+            for name, sizes in per_dataset(batch, lengths, sums):
+                for size, number in sizes.items():
+                    setattr(counts[name], size, getattr(counts[name], size) + number)
             for column in ("ids_origin", "outcome"):
                 pairs = pa.table({"dataset": batch["dataset"], "value": batch[column]})
                 for row in pairs.group_by(["dataset", "value"]).aggregate([([], "count_all")]).to_pylist():
@@ -227,7 +233,7 @@ class PartWriter:
 
     @property
     def _written(self) -> int:
-        return self.parts[-1].samples if self._writer else 0
+        return self.parts[-1].rows if self._writer else 0
 
     def _flush(self) -> None:
         if not self._rows:
@@ -240,11 +246,11 @@ class PartWriter:
         group = pa.concat_tables(self._waiting).combine_chunks().cast(self._schema)
         self._writer.write_table(group, row_group_size=len(group))
         part = self.parts[-1]
-        part.samples += len(group)
+        part.rows += len(group)
         part.tokens += self._tokens
         part.supervised_tokens += self._supervised
         self._waiting, self._rows, self._tokens, self._supervised = [], 0, 0, 0
-        if part.samples >= self._rows_per_part:
+        if part.rows >= self._rows_per_part:
             self._finish_part()
 
     def _finish_part(self) -> None:
@@ -287,7 +293,7 @@ def _ledger(name: str, counts: Counts, summary: dict[str, Any]) -> dict[str, Any
     entry: dict[str, Any] = {
         "read": counts.read,
         "dropped": counts.dropped,
-        "samples": counts.samples,
+        "rows": counts.rows,
         "tokens": counts.tokens,
         "supervised_tokens": counts.supervised_tokens,
         "ids_origin": dict(sorted(counts.ids_origin.items())),
@@ -298,9 +304,4 @@ def _ledger(name: str, counts: Counts, summary: dict[str, Any]) -> dict[str, Any
 
 def receipt(manifest: Manifest) -> dict[str, Any]:
     """What a run keeps of a merge: the version it made and its size."""
-    return {
-        "version": manifest.version,
-        "samples": manifest.samples,
-        "tokens": manifest.tokens,
-        "supervised_tokens": manifest.supervised_tokens,
-    }
+    return {"version": manifest.version, **manifest.totals}

@@ -56,8 +56,7 @@ def writer(training: Path) -> Iterator[None]:
             raise UserError(
                 f"{training}: another merge, backup or restore is writing: wait for it, then run again"
             ) from None
-        for remains in folder.glob(f".*{STAGING_SUFFIX}"):
-            shutil.rmtree(remains)
+        clear_remains(folder)
         try:
             yield
         except OSError as error:
@@ -65,6 +64,22 @@ def writer(training: Path) -> Iterator[None]:
                 where = error.filename or folder
                 raise UserError(f"{where}: the disk is full: free some space and run again, nothing is lost") from error
             raise
+
+
+def clear_remains(folder: Path) -> None:
+    """Remove what a killed writer left in `folder` and in the version or backup folders inside it."""
+    for remains in [*folder.glob(f".*{STAGING_SUFFIX}"), *folder.glob(f"*/.*{STAGING_SUFFIX}")]:
+        if remains.is_dir():
+            shutil.rmtree(remains)
+        else:
+            remains.unlink(missing_ok=True)  # it may have lain in a folder that is gone by now
+
+
+def remove(directory: Path) -> None:
+    """Remove a version or backup: out of sight in one rename first, so that no half of one is ever seen."""
+    doomed = directory.with_name(f".{directory.name}{STAGING_SUFFIX}")
+    os.rename(directory, doomed)
+    shutil.rmtree(doomed)
 
 
 @contextlib.contextmanager
@@ -107,9 +122,6 @@ def prune(training: Path, covered: Callable[[str], bool]) -> list[str]:
     removed = []
     for directory in versions(training):
         if directory != keep and covered(directory.name):
-            # Out of sight first: a half-removed version must not look like one.
-            doomed = directory.with_name(f".{directory.name}{STAGING_SUFFIX}")
-            os.rename(directory, doomed)
-            shutil.rmtree(doomed)
+            remove(directory)
             removed.append(directory.name)
     return removed

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,16 @@ def _keyed_hash(ids: pa.Array | pa.ChunkedArray, purpose: str) -> np.ndarray:
     # SipHash of the UTF-8 bytes, in C; 16 hex digits are the 16 bytes of its key.
     key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
     return pd.util.hash_array(ids.to_numpy(zero_copy_only=False), hash_key=key, categorize=False)
+
+
+def ahead(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items; the next one is made in a thread while the caller works on this one."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, items, end)
+        while (item := following.result()) is not end:
+            following = thread.submit(next, items, end)
+            yield item
 
 
 class Buckets:
@@ -68,16 +79,10 @@ class Buckets:
     def sorted(self) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield `(kept, superseded)` per bucket, in key order; each spill file is deleted once it is read.
 
-        The next bucket is read and sorted while the caller works on this one: memory holds two.
+        The next bucket is read and sorted while the caller works on this one, so memory holds two.
         """
         self.close()
-        with ThreadPoolExecutor(1) as ahead:
-            following = ahead.submit(_sort_bucket, self._paths[0])
-            for path in [*self._paths[1:], None]:
-                result = following.result()
-                if path is not None:
-                    following = ahead.submit(_sort_bucket, path)
-                yield result
+        return ahead(_sort_bucket(path) for path in self._paths)
 
     def close(self) -> None:
         """Finish the spill files."""
