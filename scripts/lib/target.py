@@ -1,0 +1,298 @@
+"""The target model as its tokens see it: tokenizer, chat template and facts, pinned in one folder.
+
+`tokenizer_sources.prepare_target` builds the folder (results/target), every later stage loads it from there, offline:
+`target.json` (facts and hashes), `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. A tokenizer that
+needs code of its model (`trust_remote_code`) keeps its files in `remote/` instead of `tokenizer.json`.
+"""
+
+import datetime
+import functools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import orjson
+from tokenizers import Tokenizer
+
+from scripts.lib import chat, durable
+from scripts.lib.chat import Output
+from scripts.lib.errors import UserError
+from scripts.lib.records import Message
+
+# transformers warns on import that there is no torch: the client needs none.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+FACTS_FILE = "target.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+REMOTE_FOLDER = "remote"
+
+
+class TemplateError(ValueError):
+    """The chat template refuses a conversation, or its text can't be tokenized."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The content of target.json."""
+
+    name: str
+    revision: str | None
+    vocab_size: int
+    context_length: int
+    eos_ids: list[int]
+    bos_id: int | None
+    structural: dict[str, dict[str, int]]
+    tool_ids: list[int]
+    think_ids: list[int] | None
+    template_kwargs: dict[str, Any]
+    date: str
+    tokenizer_hash: str
+    template_hash: str
+    tokenizer: str | None  # where tokenizer and template come from when not from `name`
+    remote_code: bool  # the tokenizer is Python code of the model's
+    files: dict[str, str]  # path inside the folder -> sha256
+
+
+class Target:
+    """Tokenizer + template + facts of the target model.
+
+    Attributes:
+        vocab_size: rows of the embedding; ids lie in [0, vocab_size). Not the tokenizer's length, which is smaller
+            (Qwen3: 151,669 of 151,936) and, where ids have gaps, says nothing at all.
+        context_length: longest prompt + answer in tokens.
+        eos_ids: ids that end a turn.
+        bos_id: id that every prompt starts with and holds once; None when the template renders no such token
+            (SmolLM2's nominal bos is `<|im_start|>`, which opens every turn).
+        structural_ids: chat, think, tool, media and eos ids that user text must not contain.
+        tool_ids: ids that open tool calls.
+        think_open_id, think_close_id: ids of the tags around a thought.
+    """
+
+    def __init__(self, facts: Facts, hf: Any, backend: Tokenizer | None):
+        """`hf` is a transformers tokenizer; `backend` its `tokenizers` object, None for a tokenizer in Python."""
+        self.facts = facts
+        self.name = facts.name
+        self.revision = facts.revision
+        self.vocab_size = facts.vocab_size
+        self.context_length = facts.context_length
+        self.eos_ids = frozenset(facts.eos_ids)
+        self.bos_id = facts.bos_id
+        self.tool_ids = frozenset(facts.tool_ids)
+        self.think_open_id, self.think_close_id = facts.think_ids or (None, None)
+        self.tokenizer_hash = facts.tokenizer_hash
+        self.template_hash = facts.template_hash
+        self.structural_texts = {text: token for tokens in facts.structural.values() for text, token in tokens.items()}
+        self.structural_ids = frozenset(self.structural_texts.values()) | self.eos_ids
+        self._hf = hf
+        self._backend = backend
+        self._variables = template_variables(hf.chat_template, facts.template_kwargs, facts.date)
+        # A structural id needs its token's text: looking for that first spares tokenizing almost every text.
+        self._suspicious = re.compile("|".join(re.escape(text) for text in self.structural_texts) or r"(?!)")
+
+    def provenance(self) -> dict[str, Any]:
+        """What the ids of this target depend on, for the metadata of shards."""
+        facts = self.facts
+        return {
+            "name": facts.name,
+            "revision": facts.revision,
+            "tokenizer_hash": facts.tokenizer_hash,
+            "template_hash": facts.template_hash,
+            "template_kwargs": facts.template_kwargs,
+            "date": facts.date,
+            "vocab_size": facts.vocab_size,
+        }
+
+    def render(self, messages: Sequence[Message], tools: str | None = None) -> list[int]:
+        """Prompt ids of a conversation, generation prompt included.
+
+        Raises TemplateError when the template refuses the messages.
+        """
+        return self.encode(self.render_text(messages, tools))
+
+    def render_text(
+        self, messages: Sequence[Message], tools: str | None = None, *, generation_prompt: bool = True
+    ) -> str:
+        """The text whose tokens `render` returns. Raises TemplateError when the template refuses the messages."""
+        if not messages:
+            raise TemplateError("the conversation has no messages")
+        conversation = [message.for_template() for message in messages]
+        calls = any("tool_calls" in message for message in conversation)
+        try:
+            if calls:
+                return self._apply_with_calls(conversation, tools, generation_prompt)
+            return self._apply(conversation, tools, generation_prompt)
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            # Templates run arbitrary expressions over the messages: whatever they raise is the template's refusal.
+            raise TemplateError(" ".join(str(error).split())[:300] or type(error).__name__) from None
+
+    def _apply(self, conversation: list[dict], tools: str | None, generation_prompt: bool) -> str:
+        return self._hf.apply_chat_template(
+            conversation,
+            tools=orjson.loads(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **self._variables,
+        )
+
+    def _apply_with_calls(self, conversation: list[dict], tools: str | None, generation_prompt: bool) -> str:
+        """Templates disagree whether a call's arguments are an object (most) or JSON text (DeepSeek-V3.1): try both."""
+        try:
+            return self._apply(_with_parsed_arguments(conversation), tools, generation_prompt)
+        except (jinja2.TemplateError, TypeError):
+            return self._apply(conversation, tools, generation_prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, control tokens in it recognised, no special tokens added.
+
+        Raises TemplateError for text that isn't Unicode (lone surrogates).
+        """
+        try:
+            if self._backend is None:
+                return list(self._hf.encode(text, add_special_tokens=False))
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):
+            raise TemplateError(f"text can't be tokenized: {text[:60]!r} is not valid Unicode") from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, for many texts at once: all cores, without the interpreter in between."""
+        if self._backend is None:
+            return [self.encode(text) for text in texts]
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except (TypeError, UnicodeEncodeError):
+            return [self.encode(text) for text in texts]  # raises at the text that is at fault
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens kept, nothing cleaned up. Broken characters come out as U+FFFD."""
+        if self._backend is None:
+            return self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._backend.decode(list(ids), skip_special_tokens=False)
+
+    def structural_in(self, text: str) -> list[int]:
+        """Structural ids that this text alone would produce when it is tokenized, in order."""
+        if not self._suspicious.search(text) and (
+            text.isascii() or not self._suspicious.search(self._normalized(text))
+        ):
+            return []
+        return [token for token in self.encode(text) if token in self.structural_ids]
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self._backend.normalizer if self._backend is not None else None
+        return normalizer.normalize_str(text) if normalizer is not None else text
+
+    def split_output(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
+        """Split what the engine sampled into thought and content, at ids, never by text (see `chat`)."""
+        return chat.split_output(self, prompt_ids, output_ids)
+
+    @functools.cached_property
+    def harmony(self) -> dict[str, int] | None:
+        """Ids of gpt-oss's channel markers by name; None for every other family."""
+        names = ("start", "channel", "message", "end", "return", "call")
+        ids = {name: self.structural_texts.get(f"<|{name}|>") for name in names}
+        return None if None in ids.values() else ids  # type: ignore[return-value]
+
+
+def _with_parsed_arguments(conversation: list[dict]) -> list[dict]:
+    """The conversation with each tool call's JSON text of arguments as an object."""
+    parsed = []
+    for message in conversation:
+        if "tool_calls" in message:
+            message = {**message, "tool_calls": [_parsed_call(call) for call in message["tool_calls"]]}
+        parsed.append(message)
+    return parsed
+
+
+def _parsed_call(call: dict) -> dict:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": orjson.loads(function["arguments"])}}
+    except orjson.JSONDecodeError:
+        return call  # arguments that a model garbled stay text
+
+
+def template_variables(template: Any, kwargs: dict[str, Any], date: str) -> dict[str, Any]:
+    """What the template sees besides the messages: the pinned kwargs and a clock that stands still.
+
+    `strftime_now` (gpt-oss, Llama-3.2, Mistral, SmolLM3) always tells `date`. `date_string` is given only to a
+    template that has no date of its own: Llama-3.1 falls back to a fixed one, and servers in use don't send any.
+    """
+    frozen = datetime.datetime.fromisoformat(date)
+
+    def strftime_now(format: str) -> str:
+        return frozen.strftime(format)
+
+    variables: dict[str, Any] = {"strftime_now": strftime_now}
+    text = template if isinstance(template, str) else ""
+    if "date_string" in text and not re.search(r"set\s+date_string\s*=", text):
+        variables["date_string"] = frozen.strftime("%d %b %Y")
+    return variables | kwargs
+
+
+def hf_tokenizer(directory: Path) -> Any:
+    """The transformers tokenizer of a folder that holds tokenizer.json, config and template, taken verbatim.
+
+    `PreTrainedTokenizerFast`, not AutoTokenizer: some classes of transformers 5 rebuild the pre-tokenizer from
+    their own rules instead of reading tokenizer.json.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    config = durable.read_json(directory / TOKENIZER_CONFIG_FILE)
+    template = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / TOKENIZER_FILE),
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        **{name: text for name, text in config.items() if name.endswith("_token")},
+    )
+
+
+def remote_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a folder with Python code of its own, which is run: only after the user said so."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
+    except ImportError as error:
+        raise UserError(f"{directory}: the tokenizer's code needs a package that isn't installed: {error}") from None
+
+
+def plain_backend(hf: Any) -> Tokenizer | None:
+    """The `tokenizers` object of a transformers tokenizer, without cutting or padding; None when it has none."""
+    backend = getattr(hf, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
+
+
+@functools.lru_cache(maxsize=4)
+def load_target(directory: Path | str) -> Target:
+    """Load the target that `prepare_target` wrote to `directory`.
+
+    Raises UserError when the folder is missing, incomplete, or was changed since.
+    """
+    directory = Path(directory)
+    values = durable.read_json(directory / FACTS_FILE)
+    try:
+        facts = Facts(**values)
+    except TypeError as error:
+        raise UserError(f"{directory / FACTS_FILE}: written by another version ({error}): run prepare_target") from None
+    for name, digest in facts.files.items():
+        path = directory / name
+        if not path.is_file() or durable.sha256_file(path) != digest:
+            raise UserError(f"{path}: missing or changed since prepare_target wrote it: run prepare_target again")
+    return open_target(directory, facts)
+
+
+def open_target(directory: Path, facts: Facts) -> Target:
+    """The target of a folder whose facts are at hand."""
+    hf = remote_tokenizer(directory / REMOTE_FOLDER) if facts.remote_code else hf_tokenizer(directory)
+    return Target(facts, hf, plain_backend(hf))
