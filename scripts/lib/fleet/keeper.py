@@ -1,0 +1,130 @@
+"""The process that starts the servers, watches them, and ends them when nobody uses them any more.
+
+    python -m scripts.lib.fleet.keeper --meeting FOLDER --lock-descriptor N
+
+It is started by the first lease, which hands it the lock that makes it the only keeper of its
+meeting. It lives in a session of its own and has nothing of its starter: no terminal, no pipes, no
+lease.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+from scripts.lib.fleet import health, processes
+from scripts.lib.fleet.launch import ServerPlan
+from scripts.lib.fleet.meeting import Meeting, open_lock, same_file, try_lock
+from scripts.lib.fleet.server import Patience, Server
+
+_LOOK = 0.25  # seconds between looks at the leases
+_PUBLISH = 1.0  # seconds between writes of the fleet file when nothing but the load changes
+
+
+class Keeper:
+    """Runs the servers of `launch.json` and publishes what they are doing in `fleet.json`."""
+
+    def __init__(self, meeting: Meeting, keeper_lock: int) -> None:
+        launch = meeting.read(meeting.launch)
+        self.meeting, self.keeper_lock = meeting, keeper_lock
+        self.signature = launch["signature"]
+        self.linger = health.Linger(launch["linger"])
+        logs = Path(launch["logs"])
+        # A number that no server of this meeting had before, so that clients see the change.
+        before = max((server["incarnation"] for server in meeting.read(meeting.fleet).get("servers", [])), default=0)
+        self.servers = [
+            Server(
+                index,
+                ServerPlan(**plan),
+                launch["kind"],
+                launch["served_model"],
+                meeting.directory,
+                logs / f"server-{index}.log",
+                Patience(**launch["patience"]),
+                before,
+            )
+            for index, plan in enumerate(launch["plans"])
+        ]
+        self.published: dict = {}
+        self.published_at = 0.0
+
+    def publish(self) -> None:
+        """Write the fleet file when something changed; when it is only the load, once a second."""
+        servers = [server.describe() for server in self.servers]
+        now = time.monotonic()
+        state = {"keeper": os.getpid(), "signature": self.signature, "servers": servers}
+        without_load = {**state, "servers": [{**server, "metrics": None} for server in servers]}
+        if without_load != self.published or now - self.published_at >= _PUBLISH:
+            self.meeting.write(self.meeting.fleet, state)
+            self.published, self.published_at = without_load, now
+            # Cleaners of /tmp go by age.
+            for path in (self.meeting.keeper_lock, self.meeting.leases_lock, self.meeting.launch):
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(path)
+
+    async def run(self) -> None:
+        """Until no lease has been held for the linger, or SIGTERM."""
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, asked.set)
+        left = await asyncio.to_thread(processes.sweep, str(self.meeting.directory))
+        if left:
+            print(f"killed what an earlier keeper left: processes {', '.join(map(str, left))}", flush=True)
+        # trust_env off: a proxy of the environment has no business between us and the loopback interface.
+        async with aiohttp.ClientSession(trust_env=False) as session:
+            tasks = [asyncio.create_task(server.supervise(session)) for server in self.servers]
+            with open_lock(self.meeting.leases_lock) as leases:
+                while not asked.is_set():
+                    for task in tasks:
+                        if task.done() and (problem := task.exception()):
+                            raise problem
+                    self.publish()
+                    if self._unused(leases):
+                        break
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(asked.wait(), _LOOK)
+                # Whoever comes now waits for the exclusive lock, that is until the servers are gone and
+                # their GPUs free, and starts the next keeper.
+                print("stopping: " + ("told to" if asked.is_set() else "nobody uses the servers"), flush=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                self.publish()
+
+    def _unused(self, leases: int) -> bool:
+        """Whether to end now. If so the leases' lock stays held."""
+        if not same_file(leases, self.meeting.leases_lock) or not same_file(self.keeper_lock, self.meeting.keeper_lock):
+            return True  # somebody removed the folder: nobody can find this keeper any more
+        free = try_lock(leases, fcntl.LOCK_EX)
+        over = self.linger.over(time.monotonic(), leased=not free, stop_asked=self.meeting.stop.exists())
+        if free and not over:
+            fcntl.flock(leases, fcntl.LOCK_UN)
+        return over
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.lib.fleet.keeper", description=__doc__)
+    parser.add_argument("--meeting", type=Path, required=True, help="folder where jobs and keeper meet")
+    parser.add_argument("--lock-descriptor", type=int, required=True, help="open descriptor of the locked keeper.lock")
+    arguments = parser.parse_args(argv)
+    # Servers must not inherit it: the lock would outlive this process.
+    os.set_inheritable(arguments.lock_descriptor, False)
+    meeting = Meeting(arguments.meeting)
+    meeting.stop.unlink(missing_ok=True)
+    try:
+        asyncio.run(Keeper(meeting, arguments.lock_descriptor).run())
+    finally:
+        processes.sweep(str(meeting.directory))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

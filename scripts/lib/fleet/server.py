@@ -1,0 +1,230 @@
+"""One server of the fleet over time: started, found ready, watched, started again when it crashes or hangs."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import aiohttp
+
+from scripts.lib.engines.base import EngineMetrics
+from scripts.lib.fleet import health, processes, replica
+from scripts.lib.fleet.launch import PORT, ServerPlan
+
+_POLL = 0.25  # seconds between looks at a server that is starting
+_WATCH = 1.0  # seconds between readings of a running server
+_METRICS_SECONDS = 10.0
+_TOKEN_SECONDS = 60.0  # for one token from a server that looks hung
+_LOG_BYTES = 64 << 20  # a log that is longer is set aside before a start
+_TAIL_LINES = 15
+
+
+@dataclass
+class Patience:
+    """How long and how often: the settings of engine.launch that servers don't depend on."""
+
+    start_timeout: float
+    hang_seconds: float
+    crash_budget: int
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now.
+
+    Somebody may take it before the server does; then that start fails and the next one has another port.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def last_lines(path: Path, count: int = _TAIL_LINES) -> list[str]:
+    """The last non-empty lines of a log, [] when there is none."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 64_000))
+        return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()][-count:]
+    return []
+
+
+class Server:
+    """Supervises one server. `status` is starting, ready, restarting, failed or stopped."""
+
+    def __init__(
+        self,
+        index: int,
+        plan: ServerPlan,
+        kind: str,
+        served_model: str,
+        directory: Path,
+        log: Path,
+        patience: Patience,
+        incarnation: int = 0,
+    ) -> None:
+        self.index, self.plan, self.kind, self.served_model = index, plan, kind, served_model
+        self.directory, self.log, self.patience = directory, log, patience
+        self.incarnation = incarnation
+        self.status = "starting"
+        self.restarts = 0
+        self.error: str | None = None  # why it was given up or last went down, with the log's last lines
+        self.metrics: EngineMetrics | None = None
+        self.url = ""
+        self.process: subprocess.Popen | None = None
+
+    def describe(self) -> dict:
+        """What the fleet file says about this server."""
+        return {
+            "index": self.index,
+            "url": self.url,
+            "incarnation": self.incarnation,
+            "status": self.status,
+            "restarts": self.restarts,
+            "error": self.error,
+            "log": str(self.log),
+            "pid": self.process.pid if self.process else None,
+            "metrics": dataclasses.asdict(self.metrics) if self.metrics and self.status == "ready" else None,
+        }
+
+    async def supervise(self, session: aiohttp.ClientSession) -> None:
+        """Keep the server up until cancelled or until its crash budget is used up."""
+        budget = health.CrashBudget(self.patience.crash_budget)
+        ever_ready = False
+        try:
+            while True:
+                self._start()
+                began = time.monotonic()
+                reason = await self._until_ready(session)
+                if reason is None:
+                    ever_ready = True
+                    self.status, self.error = "ready", None
+                    self._note(f"ready after {time.monotonic() - began:.1f} s at {self.url}")
+                    reason = await self._until_down(session)
+                self.status, self.metrics = "restarting", None
+                await self._stop()
+                self.error = self._explain(reason)
+                self._note(reason)
+                pause = budget.crash(time.monotonic(), ever_ready)
+                if pause is None:
+                    self.status = "failed"
+                    self._note("given up")
+                    return
+                self.restarts += 1
+                await asyncio.sleep(pause)
+        finally:
+            await self._stop()
+            if self.status != "failed":
+                self.status = "stopped"
+
+    def _note(self, text: str) -> None:
+        """A line in the keeper's log."""
+        now = datetime.now().isoformat(sep=" ", timespec="seconds")
+        print(f"{now} server {self.index}: {text}", flush=True)
+
+    def _explain(self, reason: str) -> str:
+        lines = "".join(f"\n  {line}" for line in last_lines(self.log))
+        return f"server {self.index} {reason}; last lines of {self.log}:{lines or ' (empty)'}"
+
+    def _start(self) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.incarnation += 1
+        self.status = "starting" if self.restarts == 0 else "restarting"
+        command = [argument.replace(PORT, str(port)) for argument in self.plan.command]
+        environment = os.environ | {
+            "PYTHONUNBUFFERED": "1",
+            # Without it setproctitle, which SGLang and vLLM use, overwrites what the sweep looks for in /proc.
+            "SPT_NOENV": "1",
+            **self.plan.env,
+            processes.MARKER: str(self.directory),
+            processes.SERVER: str(self.index),
+        }
+        environment["PYTHONPATH"] = replica.with_project(environment.get("PYTHONPATH"))
+        if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
+            self.log.replace(self.log.with_name(self.log.name + ".1"))
+        with open(self.log, "ab") as log:
+            log.write(f"=== {datetime.now().isoformat(timespec='seconds')} {' '.join(command)}\n".encode())
+            log.flush()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "scripts.lib.fleet.replica", "--", *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self._note(f"started on port {port}, process {self.process.pid}")
+
+    async def _stop(self) -> None:
+        """End the server and everything that it left behind. Safe to call again, and when cancelled."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        if process.stdin:
+            process.stdin.close()  # the replica sees the end of its input and stops the server
+        patience = time.monotonic() + replica.GRACE + 10
+        while process.poll() is None and time.monotonic() < patience:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(processes.sweep, str(self.directory), self.index)
+        process.wait()
+
+    async def _until_ready(self, session: aiohttp.ClientSession) -> str | None:
+        """Wait for the first generated token. Returns what went wrong, None when it is ready."""
+        began = time.monotonic()
+        while True:
+            if (code := self.process.poll()) is not None:
+                return f"ended with exit code {code} after {time.monotonic() - began:.0f} s, before it was ready"
+            if await self._token(session):
+                return None
+            if time.monotonic() - began > self.patience.start_timeout:
+                return f"was not ready after {self.patience.start_timeout:.0f} s (engine.launch.start_timeout)"
+            await asyncio.sleep(_POLL)
+
+    async def _until_down(self, session: aiohttp.ClientSession) -> str:
+        """Watch a ready server. Returns why it can't be used any more."""
+        watch = health.ProgressWatch(self.patience.hang_seconds, time.monotonic())
+        while True:
+            if (code := self.process.poll()) is not None:
+                return f"ended with exit code {code}"
+            self.metrics, mark = await self._read_metrics(session)
+            if watch.observe(time.monotonic(), self.metrics, mark):
+                if not await self._token(session):
+                    return f"made no token for {self.patience.hang_seconds:.0f} s: it hangs"
+                watch.alive(time.monotonic())
+            await asyncio.sleep(_WATCH)
+
+    async def _token(self, session: aiohttp.ClientSession) -> bool:
+        """Whether the server generates a token when asked for one. False at once when it ends meanwhile."""
+        path, body = health.generation_request(self.kind, self.served_model)
+        timeout = aiohttp.ClientTimeout(total=min(_TOKEN_SECONDS, self.patience.start_timeout))
+        request = asyncio.ensure_future(self._post(session, path, body, timeout))
+        while not (await asyncio.wait([request], timeout=_POLL))[0]:
+            if self.process.poll() is not None:
+                request.cancel()
+        return not request.cancelled() and request.result()
+
+    async def _post(
+        self, session: aiohttp.ClientSession, path: str, body: dict, timeout: aiohttp.ClientTimeout
+    ) -> bool:
+        try:
+            async with session.post(self.url + path, json=body, timeout=timeout) as answer:
+                await answer.read()
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _read_metrics(self, session: aiohttp.ClientSession) -> tuple[EngineMetrics | None, tuple]:
+        """The server's load; (None, ()) when it doesn't answer."""
+        timeout = aiohttp.ClientTimeout(total=_METRICS_SECONDS)
+        try:
+            async with session.get(self.url + "/metrics", timeout=timeout) as answer:
+                if answer.status != 200:
+                    return None, ()
+                return health.read_metrics(self.kind, await answer.text())
+        except (aiohttp.ClientError, TimeoutError):
+            return None, ()

@@ -1,0 +1,31 @@
+"""Ending a run's servers without waiting for the linger."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.lib.fleet import processes, tickets
+from scripts.lib.fleet.meeting import Meeting
+
+_POLL = 0.1
+
+
+def stop_servers(state: Path, patience: float, say: Callable[[str], None]) -> None:
+    """Ask the keeper on this machine to end, and wait until it and the servers are gone.
+
+    Jobs that still hold a lease keep them: then it returns at once. What a killed keeper left behind
+    is killed. Waits at most `patience` seconds.
+    """
+    meeting = Meeting.of(state)
+    end = time.monotonic() + patience
+    while meeting.keeper_lives():
+        if using := tickets.live(meeting.lanes):
+            say(f"the servers stay up: {len(using)} jobs are using them")
+            return
+        meeting.stop.touch()
+        if time.monotonic() > end:
+            say(f"the servers did not end within {patience:.0f} s; their logs: {state / 'servers'}")
+            return
+        time.sleep(_POLL)
+    if left := processes.sweep(str(meeting.directory)):
+        say(f"killed what a dead keeper had left: processes {', '.join(map(str, left))}")
