@@ -47,12 +47,12 @@ def back_up(
     """Snapshot the current corpus, verified, then remove the oldest backups beyond `keep`.
 
     A good backup of the same version is kept instead of making another. Returns None when there is
-    no corpus yet. Raises UserError when the corpus is damaged, which must not replace good backups.
+    no corpus. Raises UserError when the corpus is damaged, which must not replace good backups.
     """
     with publish.writer(training):
         directory = publish.current(training)
         if directory is None:
-            say(f"backup: there is no corpus at {training} yet")
+            say(f"backup: there is no corpus at {training}")
             return None
         publish.clear_remains(backups)
         whole = manifest.require_whole(directory)
@@ -148,5 +148,5 @@ def restore(training: Path, backups: Path, name: str, say: Callable[[str], None]
 
 
 def receipt(made: Backup | None) -> dict[str, Any]:
-    """What a run keeps of a backup: its record, or that there was no corpus yet."""
-    return {"backup": asdict(made)} if made else {"backup": None, "reason": "there was no corpus yet"}
+    """What a run keeps of a backup: its record, or that there was no corpus."""
+    return {"backup": asdict(made)} if made else {"backup": None, "reason": "there was no corpus"}

@@ -1,5 +1,6 @@
 """Files that go into a merge: validated shards of ours, and the Parquet files of a base corpus of anyone."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,14 +89,21 @@ def _describe(path: Path, name: str, kind: str) -> Source:
     return Source(path, name, kind, durable.sha256_file(path), rows, memory, records.read_provenance(path))
 
 
-def batches(source: Source) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file as batches of SAMPLE_SCHEMA of about BATCH_BYTES."""
+def batches(source: Source, vocab_size: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file as batches of SAMPLE_SCHEMA of about BATCH_BYTES.
+
+    Raises UserError naming the first base row that is no sample (shards were validated).
+    """
     rows = max(1, min(8192, BATCH_BYTES * source.rows // max(1, source.memory)))
     columns = [name for name in records.SAMPLE_SCHEMA.names if source.kind == "shard" or name in _names(source)]
     first = 0
     with records.open_parquet(source.path) as file:
         for batch in file.iter_batches(batch_size=rows, columns=columns):
-            yield batch if source.kind == "shard" else _as_samples(batch, f"{source.path}", first)
+            if source.kind == "base":
+                batch = _as_samples(batch, str(source.path), first)
+                for row, problem in manifest.row_problems(batch, vocab_size):
+                    raise UserError(f"{source.path}:{first + row}: {problem}")
+            yield batch
             first += len(batch)
 
 
@@ -105,7 +113,7 @@ def _names(source: Source) -> list[str]:
 
 
 def _as_samples(batch: pa.RecordBatch, path: str, first: int) -> pa.RecordBatch:
-    """Base rows as samples: columns cast to ours, missing ones filled in, every row checked."""
+    """Base rows in SAMPLE_SCHEMA: columns cast to ours, missing ones filled in."""
     columns: dict[str, pa.Array] = {}
     for column in records.SAMPLE_SCHEMA:
         if column.name not in batch.schema.names:
@@ -146,15 +154,10 @@ def _as_samples(batch: pa.RecordBatch, path: str, first: int) -> pa.RecordBatch:
             filler = pa.scalar(fill[column.name], column.type)
             array = pc.if_else(pc.is_null(array), filler, array)
         arrays.append(array)
-    samples = pa.RecordBatch.from_arrays(arrays, schema=records.SAMPLE_SCHEMA)
-    for row, problem in manifest.row_problems(samples):
-        raise UserError(f"{path}:{first + row}: {problem}")
-    return samples
+    return pa.RecordBatch.from_arrays(arrays, schema=records.SAMPLE_SCHEMA)
 
 
 def _content_ids(input_ids: pa.ListArray, loss_mask: pa.ListArray) -> list[str]:
-    import hashlib
-
     ids = pc.list_flatten(input_ids).to_numpy()
     mask = pc.list_flatten(loss_mask).to_numpy()
     ends = np.cumsum(pc.list_value_length(input_ids).to_numpy()).tolist()

@@ -54,7 +54,7 @@ class Manifest:
     parts: list[Part]
     datasets: dict[str, dict[str, Any]]
     settings: dict[str, Any]
-    target: dict[str, str]
+    target: dict[str, Any]  # what the ids depend on, `Target.provenance()`; {} when no input tells it
     inputs: list[Input]
     provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -134,13 +134,14 @@ def verify(directory: Path) -> tuple[Manifest, list[str]]:
         return manifest, problems
 
     seen: dict[str, Counter] = {}
+    vocab_size = manifest.target.get("vocab_size")
     last = (-1, "")
     for part in manifest.parts:
         path = directory / part.file
         found = Counter()
         for table in _row_groups(path):
             lengths, sums = token_counts(table)
-            problems += [f"{path}:{found['rows'] + row}: {text}" for row, text in row_problems(table)]
+            problems += [f"{path}:{found['rows'] + row}: {text}" for row, text in row_problems(table, vocab_size)]
             keys = shuffle.order_keys(table["id"], manifest.settings["merge"]["seed"])
             order = [*zip(keys.tolist(), table["id"].to_pylist())]
             for row, (before, this) in enumerate(zip([last, *order], order)):
@@ -176,8 +177,12 @@ def token_counts(rows: pa.Table | pa.RecordBatch) -> tuple[np.ndarray, np.ndarra
     return lengths, sums
 
 
-def row_problems(rows: pa.Table | pa.RecordBatch) -> list[tuple[int, str]]:
-    """`(row, problem)` for rows that are no samples; of bad values only the first is named."""
+def row_problems(rows: pa.Table | pa.RecordBatch, vocab_size: int | None) -> list[tuple[int, str]]:
+    """`(row, problem)` for rows that are no samples; of bad values only the first is named.
+
+    Ids must lie in [0, vocab_size); None when the vocabulary is not known.
+    """
+    vocab_size = vocab_size or np.iinfo(np.int32).max
     lengths = pc.list_value_length(rows["input_ids"]).to_numpy(zero_copy_only=False)
     mask_lengths = pc.list_value_length(rows["loss_mask"]).to_numpy(zero_copy_only=False)
     ids = pc.list_flatten(rows["input_ids"]).to_numpy(zero_copy_only=False)
@@ -189,7 +194,7 @@ def row_problems(rows: pa.Table | pa.RecordBatch) -> list[tuple[int, str]]:
     ]
     for values, row_lengths, bad, text in (
         (mask, mask_lengths, mask.view(np.uint8) > 1, "has the mask value {}, only 0 and 1 are known"),
-        (ids, lengths, ids < 0, "has the negative token id {}"),
+        (ids, lengths, (ids < 0) | (ids >= vocab_size), f"has the token id {{}}, outside of 0 to {vocab_size - 1}"),
     ):
         if bad.any():
             at = int(bad.argmax())

@@ -29,7 +29,7 @@ from scripts.lib.manifest import (
     token_counts,
     write_manifest,
 )
-from scripts.lib.provenance import digest
+from scripts.lib.provenance import differences, digest
 from scripts.lib.shuffle import Buckets, ahead, share_keys
 
 BUCKET_BYTES = 64 << 20  # Arrow bytes of one hash bucket: the second pass holds a few of them
@@ -60,6 +60,7 @@ def merge(
     is written when the current corpus was made from the same inputs. Raises UserError for inputs
     that don't fit together, when the disk is too small, and when another writer is at work.
     """
+    publish.current(training)
     with publish.writer(training):
         base = base_corpus.base_files(Path(config.merge.base)) if config.merge.base else []
         sources = base + [base_corpus.validated_shard(path) for path in shards]
@@ -101,10 +102,12 @@ def _build(
     say: Callable[[str], None],
 ) -> Manifest:
     target, notes = _one_target(sources)
+    for note in notes:
+        say(f"merge: {note}")
     counts: dict[str, Counts] = {}
     buckets = Buckets(folder, records.SAMPLE_SCHEMA, _bucket_count(sources), config.merge.seed)
     for source in sources:
-        for batch in ahead(base_corpus.batches(source)):
+        for batch in ahead(base_corpus.batches(source, target.get("vocab_size"))):
             buckets.add(_weighted(batch, source, config, counts))
         say(f"merge: read {source.name}: {source.rows} samples")
     _check_accounting(counts, sources, summary)
@@ -274,9 +277,29 @@ def _check_accounting(counts: dict[str, Counts], sources: list[Source], summary:
     """Raise UserError when the shards hold other numbers of samples than validation passed."""
 
 
-def _one_target(sources: list[Source]) -> tuple[dict[str, str], list[str]]:
-    """The tokenizer and template that all inputs share, and a note on inputs that tell none."""
-    return {}, []
+def _one_target(sources: list[Source]) -> tuple[dict[str, Any], list[str]]:
+    """The target that all inputs were made for, and notes on what is not known to be the same.
+
+    Raises UserError for two tokenizers: one of them would make the ids meaningless.
+    """
+    notes = []
+    first: Source | None = None
+    for source in reversed(sources):  # shards first: the run's own target is what the base must fit
+        if source.ignored_columns:
+            notes.append(f"{source.name}: columns left out: {', '.join(source.ignored_columns)}")
+        target = source.provenance.get("target")
+        if not target:
+            notes.append(f"{source.name}: does not tell its tokenizer: that it is the same is not checked")
+            continue
+        first = first or source
+        changed = differences(target, first.provenance["target"])
+        if target["tokenizer_hash"] != first.provenance["target"]["tokenizer_hash"]:
+            raise UserError(
+                f"{source.path}: its ids come from another tokenizer than those of {first.path} ({'; '.join(changed)}): "
+                "leave one of them out"
+            )
+        notes += [f"{source.name}: made for another target than {first.name}: {change}" for change in changed]
+    return (first.provenance["target"] if first else {}), sorted(set(notes))
 
 
 def _refuse_mixed_origin(counts: dict[str, Counts]) -> None:

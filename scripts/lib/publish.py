@@ -26,7 +26,7 @@ def corpora(training: Path) -> Path:
 
 
 def current(training: Path) -> Path | None:
-    """The folder of the current version, None when there is no corpus yet.
+    """The folder of the current version, None when there is no corpus (or its folder was removed).
 
     Raises UserError when `training` is something that this project didn't put there.
     """
@@ -35,9 +35,7 @@ def current(training: Path) -> Path | None:
             raise UserError(f"{training}: is not a link to a corpus version: move it away and run again")
         return None
     directory = training.parent / os.readlink(training)
-    if not directory.is_dir():
-        raise UserError(f"{training}: its version {directory.name} is gone: bring a backup back with restore_training")
-    return directory
+    return directory if directory.is_dir() else None
 
 
 @contextlib.contextmanager
