@@ -5,7 +5,7 @@ int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadat
 provenance as JSON under the key `drafter-corpus`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -231,12 +231,13 @@ def with_provenance(schema: pa.Schema, provenance: dict) -> pa.Schema:
     return schema.with_metadata({PROVENANCE_KEY: orjson.dumps(provenance, option=orjson.OPT_SORT_KEYS)})
 
 
-def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: dict) -> int:
+def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: dict | Callable[[], dict]) -> int:
     """Write records of `kind` to a Parquet file, durably and atomically. Returns the row count.
 
-    Rows are streamed: memory holds one row group. Equal rows give equal bytes.
+    Rows are streamed: memory holds one row group. Equal rows give equal bytes. A function as
+    `provenance` is asked after the last row, for what only then is known.
     """
-    schema = with_provenance(SCHEMAS[kind], provenance)
+    schema = SCHEMAS[kind] if callable(provenance) else with_provenance(SCHEMAS[kind], provenance)
     count = 0
     with durable.replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         # Python ints take 36 bytes, Arrow's 4: few rows wait as Python objects, the row group as tables.
@@ -255,6 +256,9 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
             tables.append(pa.Table.from_pylist(rows_waiting, schema))
         if tables:
             writer.write_table(pa.concat_tables(tables).combine_chunks())
+        if callable(provenance):
+            late = with_provenance(SCHEMAS[kind], provenance()).metadata
+            writer.add_key_value_metadata(late)
     return count
 
 
@@ -270,15 +274,6 @@ def to_dict(row: Any) -> dict:
             value = [to_dict(record) for record in value]
         plain[name] = value
     return plain
-
-
-def _plain(record: Any) -> dict:
-    """The record as a dict. `dataclasses.asdict` copies every list id by id: twenty times slower."""
-    row = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    for name in ("messages", "turns"):
-        if name in row:
-            row[name] = [_plain(part) for part in row[name]]
-    return row
 
 
 def open_parquet(path: Path | str) -> pq.ParquetFile:
@@ -302,7 +297,7 @@ def read_rows(path: Path | str, kind: type) -> Iterator[Any]:
 def read_provenance(path: Path | str) -> dict:
     """The provenance that the writer stored; {} for a file of someone else."""
     with open_parquet(path) as file:
-        metadata = file.schema_arrow.metadata or {}
+        metadata = file.metadata.metadata or {}
     return orjson.loads(metadata.get(PROVENANCE_KEY, b"{}"))
 
 
