@@ -115,7 +115,7 @@ class CrashBudget:
 
     limit: int
     window: float = 3600.0
-    first_pause: float = 1.0
+    first_pause: float = 0.5
     longest_pause: float = 60.0
     _crashes: deque[float] = field(default_factory=deque)
 

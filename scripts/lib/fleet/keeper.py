@@ -37,8 +37,6 @@ class Keeper:
         self.signature = launch["signature"]
         self.linger = health.Linger(launch["linger"])
         logs = Path(launch["logs"])
-        # A number that no server of this meeting had before, so that clients see the change.
-        before = max((server["incarnation"] for server in meeting.read(meeting.fleet).get("servers", [])), default=0)
         self.servers = [
             Server(
                 index,
@@ -48,7 +46,7 @@ class Keeper:
                 meeting.directory,
                 logs / f"server-{index}.log",
                 Patience(**launch["patience"]),
-                before,
+                launch["incarnation"],
             )
             for index, plan in enumerate(launch["plans"])
         ]

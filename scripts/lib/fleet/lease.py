@@ -183,6 +183,10 @@ class Lease:
             settings = self.config.engine.launch
             plans = launch.plan(self.config, self.target_dir)
             self.logs.mkdir(parents=True, exist_ok=True)
+            # A number that no server of this meeting had before, so that clients see the change.
+            servers = self.meeting.read(self.meeting.fleet).get("servers", [])
+            incarnation = max((server["incarnation"] for server in servers), default=0)
+            self.meeting.fleet.unlink(missing_ok=True)
             self.meeting.write(
                 self.meeting.launch,
                 {
@@ -190,6 +194,7 @@ class Lease:
                     "kind": self.config.engine.kind,
                     "served_model": launch.served_name(self.config),
                     "plans": [{"command": plan.command, "env": plan.env} for plan in plans],
+                    "incarnation": incarnation,
                     "linger": settings.linger,
                     "logs": str(self.logs),
                     "patience": {

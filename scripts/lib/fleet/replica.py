@@ -1,6 +1,6 @@
 """One contained server: nothing that it started outlives this process.
 
-    python -m scripts.lib.fleet.replica -- COMMAND ...
+    python -m scripts.lib.fleet.replica [--grace SECONDS] -- COMMAND ...
 
 Standard input is a pipe whose other end the keeper holds: its end of file means that the keeper is
 gone (kill -9 included), and then the server is stopped. This process adopts the orphans of the
@@ -9,6 +9,7 @@ SGLang's schedulers. If this process itself is killed, the kernel kills the serv
 sweeps up the rest (`processes.sweep`).
 """
 
+import argparse
 import contextlib
 import os
 import select
@@ -72,7 +73,7 @@ def end(server: subprocess.Popen, grace: float) -> None:
         time.sleep(0.05)
 
 
-def contain(command: list[str], grace: float = GRACE) -> int:
+def contain(command: list[str], grace: float) -> int:
     """Run a command until it ends, standard input closes or SIGTERM comes. Returns its exit status."""
     processes.adopt_orphans()
     stop, wake = os.pipe()
@@ -101,14 +102,17 @@ def contain(command: list[str], grace: float = GRACE) -> int:
     return 128 - code if code < 0 else code
 
 
-def main(argv: list[str]) -> int:
-    command = argv[1:] if argv[:1] == ["--"] else argv
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.lib.fleet.replica", description=__doc__)
+    parser.add_argument("--grace", type=float, default=GRACE, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("command", nargs="+", help="the server, after `--`")
+    arguments = parser.parse_args(argv)
     try:
-        return contain(command)
+        return contain(arguments.command, arguments.grace)
     except OSError as error:
-        print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        print(f"error: cannot start {arguments.command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -18,7 +18,7 @@ from scripts.lib.engines.base import EngineMetrics
 from scripts.lib.fleet import health, processes, replica
 from scripts.lib.fleet.launch import PORT, ServerPlan
 
-_POLL = 0.25  # seconds between looks at a server that is starting
+_POLL = 0.25  # seconds between looks at a server's process
 _WATCH = 1.0  # seconds between readings of a running server
 _METRICS_SECONDS = 10.0
 _TOKEN_SECONDS = 60.0  # for one token from a server that looks hung
@@ -179,9 +179,10 @@ class Server:
         while True:
             if (code := self.process.poll()) is not None:
                 return f"ended with exit code {code} after {time.monotonic() - began:.0f} s, before it was ready"
-            if await self._token(session):
+            # The first answer may compile kernels for minutes.
+            if await self._token(session, self.patience.start_timeout):
                 return None
-            if time.monotonic() - began > self.patience.start_timeout:
+            if time.monotonic() - began >= self.patience.start_timeout:
                 return f"was not ready after {self.patience.start_timeout:.0f} s (engine.launch.start_timeout)"
             await asyncio.sleep(_POLL)
 
@@ -193,24 +194,26 @@ class Server:
                 return f"ended with exit code {code}"
             self.metrics, mark = await self._read_metrics(session)
             if watch.observe(time.monotonic(), self.metrics, mark):
-                if not await self._token(session):
+                if not await self._token(session, min(_TOKEN_SECONDS, self.patience.hang_seconds)):
                     return f"made no token for {self.patience.hang_seconds:.0f} s: it hangs"
                 watch.alive(time.monotonic())
-            await asyncio.sleep(_WATCH)
+            looked = time.monotonic()
+            while self.process.poll() is None and time.monotonic() - looked < _WATCH:
+                await asyncio.sleep(_POLL)
 
-    async def _token(self, session: aiohttp.ClientSession) -> bool:
-        """Whether the server generates a token when asked for one. False at once when it ends meanwhile."""
+    async def _token(self, session: aiohttp.ClientSession, seconds: float) -> bool:
+        """Whether the server generates a token within `seconds`. False at once when it ends meanwhile."""
+        request = asyncio.create_task(self._generate(session, seconds))
+        try:
+            while not request.done() and self.process.poll() is None:
+                await asyncio.wait([request], timeout=_POLL)
+            return request.done() and request.result()
+        finally:
+            request.cancel()
+
+    async def _generate(self, session: aiohttp.ClientSession, seconds: float) -> bool:
         path, body = health.generation_request(self.kind, self.served_model)
-        timeout = aiohttp.ClientTimeout(total=min(_TOKEN_SECONDS, self.patience.start_timeout))
-        request = asyncio.ensure_future(self._post(session, path, body, timeout))
-        while not (await asyncio.wait([request], timeout=_POLL))[0]:
-            if self.process.poll() is not None:
-                request.cancel()
-        return not request.cancelled() and request.result()
-
-    async def _post(
-        self, session: aiohttp.ClientSession, path: str, body: dict, timeout: aiohttp.ClientTimeout
-    ) -> bool:
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             async with session.post(self.url + path, json=body, timeout=timeout) as answer:
                 await answer.read()

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import psutil
-from gguf import GGUFReader
 
 from scripts.lib import durable, embedded
 from scripts.lib.config import Config
 from scripts.lib.errors import UserError
 from scripts.lib.fleet import embedded_server
 from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, with_flags
+from scripts.lib.fleet.launch.gguf_header import read_scalars
 
 _CACHE_BYTES = 2  # of one number in the key-value cache: f16, llama.cpp's default
 _MEMORY_SHARE = 0.5  # of the free memory that the key-value caches of all replicas may take
@@ -29,14 +29,12 @@ def weights(name: str) -> Path:
 
 def cache_bytes_per_token(path: Path) -> int:
     """Bytes that one token takes in the key-value cache, from the GGUF header."""
-    reader = GGUFReader(path)
+    facts = read_scalars(path)
 
     def number(key: str) -> int | None:
-        entry = reader.get_field(f"{architecture}.{key}")
-        value = entry.contents() if entry else None
+        value = facts.get(f"{facts.get('general.architecture')}.{key}")
         return max(value) if isinstance(value, list) else value
 
-    architecture = reader.get_field("general.architecture").contents()
     heads = number("attention.head_count") or 1
     width = (number("embedding_length") or 0) // heads
     key, value = number("attention.key_length") or width, number("attention.value_length") or width

@@ -1,0 +1,66 @@
+"""A server that speaks enough of llama.cpp's protocol to be supervised, and that misbehaves when told to.
+
+Installed by the fleet tests as `bin/llama-server` of an environment. `TOY` in its environment names
+what it does from the start; POST /do/NAME makes it do that later.
+
+    crash     exit with status 3
+    hang      go on answering /metrics with one request running, but never make a token again
+    stubborn  ignore SIGTERM
+    family    start a child in a session of its own, whose pid GET /child tells
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+hung = threading.Event()
+children: list[int] = []
+
+
+def do(name: str) -> None:
+    if name == "crash":
+        print("toy: no kernel image is available", file=sys.stderr, flush=True)
+        os._exit(3)
+    elif name == "hang":
+        hung.set()
+    elif name == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif name == "family":
+        children.append(subprocess.Popen(["sleep", "100000"], start_new_session=True).pid)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self) -> None:
+        if self.path == "/child":
+            self.answer(str(children[0]))
+        else:
+            self.answer(f"llamacpp:requests_processing {int(hung.is_set())}\nllamacpp:n_decode_total 7\n")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.startswith("/do/"):
+            do(self.path.removeprefix("/do/"))
+        elif hung.is_set():
+            threading.Event().wait()
+        self.answer("{}")
+
+
+if __name__ == "__main__":
+    for name in filter(None, os.environ.get("TOY", "").split(",")):
+        do(name)
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    server.serve_forever()
