@@ -1,0 +1,431 @@
+"""What a shard has answered already: the journal, the finished file, and the finished file's making.
+
+`state/journals/{dataset}/{shard}.journal` holds what has arrived since the shard was last finished;
+`state/completions/{dataset}/{shard}.parquet` the finished shard, of which the declared output is a
+hard link; `{shard}.unused.parquet` answers to prompts that are no longer in the shard, kept because
+they cost money. A resume reads all three by id.
+"""
+
+import hashlib
+import os
+import shutil
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from scripts.lib import durable
+from scripts.lib.errors import UserError
+from scripts.lib.journal import Journal, scan
+from scripts.lib.provenance import differences
+from scripts.lib.records import (
+    OUTCOMES,
+    Completion,
+    Message,
+    Prompt,
+    Turn,
+    from_dict,
+    open_parquet,
+    read_provenance,
+    write_rows,
+)
+
+DONE, TURN, PART, VOID = "done", "turn", "part", "void"
+_READ_ROWS = 64  # prompts in memory at once
+PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
+
+
+@dataclass
+class Totals:
+    """Sums over a shard's answered prompts."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+    def add(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
+        self.outcomes[outcome] += 1
+        self.input_tokens += input_tokens
+        self.output_tokens += output_tokens
+        self.cost_usd += cost_usd
+
+    def subtract(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
+        self.outcomes[outcome] -= 1
+        self.input_tokens -= input_tokens
+        self.output_tokens -= output_tokens
+        self.cost_usd -= cost_usd
+
+    def merge(self, other: "Totals") -> None:
+        self.outcomes.update(other.outcomes)
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+        self.cost_usd += other.cost_usd
+
+    def plain(self) -> dict:
+        return {
+            "outcomes": {name: self.outcomes[name] for name in OUTCOMES if self.outcomes[name]},
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "cost_usd": round(self.cost_usd, 6),
+        }
+
+
+class IdIndex:
+    """id -> position of its latest record, 24 bytes an entry. Fill it, then look up.
+
+    A position below 0 takes an id back out.
+    """
+
+    def __init__(self) -> None:
+        self._filling = array("q")
+        self._table: np.ndarray | None = None
+
+    def add(self, id: str, position: int) -> None:
+        high, low = _halves(id)
+        self._filling.extend((high, low, position))
+        self._table = None
+
+    def _sorted(self) -> np.ndarray:
+        if self._table is None:
+            table = np.frombuffer(self._filling, dtype=np.int64).reshape(-1, 3).copy()
+            # Stable: of equal ids the last one added comes last, and only that one stays.
+            order = np.lexsort((table[:, 1], table[:, 0]))
+            table = table[order]
+            if len(table):
+                last = np.ones(len(table), bool)
+                last[:-1] = np.any(table[1:, :2] != table[:-1, :2], axis=1)
+                table = table[last & (table[:, 2] >= 0)]
+            self._table = table
+            self._filling = array("q", table.tobytes())
+        return self._table
+
+    def get(self, id: str) -> int | None:
+        """Position of the latest record of `id`."""
+        table = self._sorted()
+        high, low = _halves(id)
+        at = int(np.searchsorted(table[:, 0], high))
+        while at < len(table) and table[at, 0] == high:
+            if table[at, 1] == low:
+                return int(table[at, 2])
+            at += 1
+        return None
+
+    def __contains__(self, id: str) -> bool:
+        return self.get(id) is not None
+
+    def __len__(self) -> int:
+        return len(self._sorted())
+
+    def missing_in(self, other: "IdIndex") -> int:
+        """How many of these ids `other` does not have."""
+        pair = np.dtype([("high", np.int64), ("low", np.int64)])
+        mine, theirs = (np.ascontiguousarray(table[:, :2]).view(pair) for table in (self._sorted(), other._sorted()))
+        return len(mine) - int(np.isin(mine, theirs).sum())
+
+    def positions(self) -> list[int]:
+        """All positions, ascending."""
+        return sorted(self._sorted()[:, 2].tolist())
+
+
+def _halves(id: str) -> tuple[int, int]:
+    """128 bits of an id as two signed integers."""
+    try:
+        raw = bytes.fromhex(id)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raw = hashlib.blake2b(id.encode(), digest_size=16).digest()
+    return int.from_bytes(raw[:8], "little", signed=True), int.from_bytes(raw[8:], "little", signed=True)
+
+
+@dataclass
+class Partial:
+    """Where an unfinished prompt stands: its answered turns, and a truncated answer to be continued."""
+
+    turns: list[Turn] = field(default_factory=list)
+    part: Turn | None = None
+
+
+class FinishedFile:
+    """A finished Parquet file, looked up by id. Rows of `over_budget` are not answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.index = IdIndex()
+        self.totals = Totals()  # without over_budget
+        self.order: str | None = None  # digest of the ids in their order; None when rows are over budget
+        self._groups: OrderedDict[int, list[dict]] = OrderedDict()
+        if not path.exists():
+            return
+        row, unpaid, order = 0, 0, hashlib.sha256()
+        with open_parquet(path) as file:
+            self.group_rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+            for batch in file.iter_batches(columns=["id", "outcome"]):
+                for id, outcome in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
+                    order.update(id.encode())
+                    if outcome == "over_budget":
+                        unpaid += 1
+                    else:
+                        self.index.add(id, row)
+                    row += 1
+        self.order = None if unpaid else order.hexdigest()
+        recorded = read_provenance(path).get("totals", {})
+        self.totals.input_tokens = recorded.get("input_tokens", 0)
+        self.totals.output_tokens = recorded.get("output_tokens", 0)
+        self.totals.cost_usd = recorded.get("cost_usd", 0.0)
+        self.totals.outcomes.update(recorded.get("outcomes", {}))
+        self.totals.outcomes.pop("over_budget", None)
+
+    def read(self, row: int) -> Completion:
+        """The completion in `row`; two row groups are kept in memory."""
+        group = 0
+        while row >= self.group_rows[group]:
+            row -= self.group_rows[group]
+            group += 1
+        if group not in self._groups:
+            with open_parquet(self.path) as file:
+                self._groups[group] = file.read_row_group(group).to_pylist()
+            if len(self._groups) > 2:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(group)
+        return from_dict(Completion, self._groups[group][row])
+
+
+class Answered:
+    """All answers of one shard. The only writer of its journal while it lives."""
+
+    def __init__(self, state: Path, dataset: str, shard: str, identity: dict) -> None:
+        """Open the journal and the finished file; raises UserError when they are of other settings."""
+        self.dataset, self.identity = dataset, identity
+        self.finished_path = state / "completions" / dataset / f"{shard}.parquet"
+        self.unused_path = state / "completions" / dataset / f"{shard}.unused.parquet"
+        journal_path = state / "journals" / dataset / f"{shard}.journal"
+        self.journal = Journal(journal_path, identity, f"shard {dataset}/{shard}")
+        try:
+            self.finished, self.unused = FinishedFile(self.finished_path), FinishedFile(self.unused_path)
+            self.partial: dict[str, Partial] = {}
+            self.totals = Totals()
+            self._load()
+            self._check(state, dataset)
+            self.journal.begin()
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def _load(self) -> None:
+        self.arrived = IdIndex()
+
+        def take(offset: int, head: list, body: bytes) -> None:
+            kind, id = head[0], head[1]
+            if kind == DONE:
+                self.arrived.add(id, offset)
+                self.partial.pop(id, None)
+                self.totals.add(*head[2:])
+            elif kind == VOID:
+                self.arrived.add(id, -1)
+                self.totals.subtract(*head[2:])
+            elif kind == TURN:
+                partial = self.partial.setdefault(id, Partial())
+                partial.turns.append(Turn(**orjson.loads(body)))
+                partial.part = None
+            elif kind == PART:
+                self.partial.setdefault(id, Partial()).part = Turn(**orjson.loads(body))
+
+        self.journal.recover(take)
+        self.totals.merge(self.finished.totals)
+
+    def _check(self, state: Path, dataset: str) -> None:
+        """Refuse answers that were made with other settings, naming each setting."""
+        recorded = self.journal.recorded
+        if self.journal.empty or recorded is None:
+            recorded = None
+        if recorded is None and self.finished_path.exists():
+            recorded = read_provenance(self.finished_path).get("identity")
+        if recorded is None or recorded == self.identity:
+            return
+        changed = "; ".join(differences(recorded, self.identity))
+        folders = f"{state / 'journals' / dataset} and {state / 'completions' / dataset}"
+        raise UserError(
+            f"{self.journal.what} was answered with other settings ({changed}): put them back, or move {folders} away "
+            "to have the dataset answered anew"
+        )
+
+    def __contains__(self, id: str) -> bool:
+        return id in self.arrived or id in self.finished.index or id in self.unused.index
+
+    def get(self, id: str) -> Completion | None:
+        """The completion of a prompt, from wherever it lies."""
+        offset = self.arrived.get(id)
+        if offset is not None:
+            return from_dict(Completion, orjson.loads(self.journal.read(offset)))
+        for file in (self.finished, self.unused):
+            row = file.index.get(id)
+            if row is not None:
+                return file.read(row)
+        return None
+
+    def done(self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
+        """Journal a terminal outcome."""
+        self.journal.append(
+            [DONE, completion.id, completion.outcome, input_tokens, output_tokens, cost_usd], completion
+        )
+
+    def turn(self, id: str, turn: Turn) -> None:
+        """Journal an answered turn of a conversation that goes on."""
+        self.journal.append([TURN, id], turn)
+
+    def part(self, id: str, turn: Turn) -> None:
+        """Journal a truncated answer that is to be continued or asked again with more room."""
+        self.journal.append([PART, id], turn)
+
+    def void(self, id: str, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
+        """Journal that an answer is not to be trusted: its prompt is asked again."""
+        self.journal.append([VOID, id, outcome, input_tokens, output_tokens, cost_usd], None)
+
+    def finish(
+        self, prompts: Path, output: Path, unpaid: Callable[[str], str | None], provenance: dict
+    ) -> Counter[str]:
+        """Write the finished shard, one row per prompt in the prompts' order, and give it the declared name.
+
+        `unpaid(id)` is the reason why a prompt is over budget, None when it is not. Returns the prompts
+        by outcome. Order matters for crashes: first everything is durable in the finished file, then the
+        journal is emptied, then the declared output appears.
+        """
+        self.journal.write()
+        self.journal.sync()
+        if self.journal.problem:
+            raise self.journal.problem
+        here, order = IdIndex(), hashlib.sha256()
+        for position, id in enumerate(prompt_ids(prompts)):
+            here.add(id, position)
+            order.update(id.encode())
+        if self.journal.empty and self.finished.order == order.hexdigest():
+            outcomes = self.finished.totals.outcomes
+        else:
+            self._reload_arrived()
+            self._keep_unused(here, provenance)
+            outcomes = self._write_finished(prompts, unpaid, provenance)
+            self.journal.clear()
+        if outcomes.total() != len(here):
+            raise UserError(
+                f"{prompts}: {len(here)} different prompts, {outcomes.total()} outcomes: make the prompts again"
+            )
+        link(self.finished_path, output)
+        return outcomes
+
+    def _reload_arrived(self) -> None:
+        """Index what this run has journalled; while it ran, nobody needed it."""
+        self.arrived = IdIndex()
+        for offset, head, _ in scan(self.journal.path):
+            if head and head[0] in (DONE, VOID):
+                self.arrived.add(head[1], offset if head[0] == DONE else -1)
+
+    def _write_finished(self, prompts: Path, unpaid: Callable[[str], str | None], provenance: dict) -> Counter[str]:
+        totals = Totals()
+
+        def rows() -> Iterator[Completion]:
+            for prompt in read_prompts(prompts, lambda id: True):
+                completion = self.get(prompt.id)
+                if completion is None:
+                    reason = unpaid(prompt.id)
+                    if reason is None:
+                        raise UserError(f"{prompts}: {prompt.source}: prompt {prompt.id} has no outcome: run again")
+                    completion = Completion(prompt.id, self.dataset, "over_budget", reason, attempts=0)
+                completion.messages = conversation(prompt.messages, completion.turns)
+                totals.add(completion.outcome, *token_counts(completion.turns))
+                yield completion
+
+        write_rows(
+            self.finished_path,
+            Completion,
+            rows(),
+            lambda: {**provenance, "identity": self.identity, "totals": totals.plain()},
+        )
+        return totals.outcomes
+
+    def _keep_unused(self, here: IdIndex, provenance: dict) -> None:
+        """Keep answers to prompts that are not in the shard any more: they come back when the prompts do."""
+        sources = [
+            (self.arrived, lambda at: from_dict(Completion, orjson.loads(self.journal.read(at)))),
+            (self.finished.index, self.finished.read),
+            (self.unused.index, self.unused.read),
+        ]
+        if not any(id_index_differs(index, here) for index, _ in sources):
+            self.unused_path.unlink(missing_ok=True)
+            return
+        kept: set[str] = set()
+
+        def rows() -> Iterator[Completion]:
+            for index, read in sources:
+                for position in index.positions():
+                    completion = read(position)
+                    if completion.id not in here and completion.id not in kept:
+                        kept.add(completion.id)
+                        completion.messages = conversation(completion.messages, completion.turns)
+                        yield completion
+
+        write_rows(self.unused_path, Completion, rows(), {**provenance, "identity": self.identity})
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+def id_index_differs(index: IdIndex, here: IdIndex) -> bool:
+    """Whether `index` has ids that are not in `here`."""
+    return bool(index.missing_in(here))
+
+
+def conversation(messages: list[Message], turns: list[Turn]) -> list[Message]:
+    """The prompt's system and user messages with each turn's answer after its user message."""
+    answers = iter(turns)
+    whole: list[Message] = []
+    for message in messages:
+        if message.role == "assistant":
+            continue
+        whole.append(message)
+        if message.role == "user" and (turn := next(answers, None)) is not None:
+            whole.append(Message("assistant", turn.content, turn.reasoning))
+    return whole
+
+
+def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
+    """(prompt tokens, output tokens, US dollars) of a prompt's turns."""
+    return (
+        sum(len(turn.prompt_ids) for turn in turns),
+        sum(len(turn.output_ids) for turn in turns),
+        sum(turn.cost_usd for turn in turns),
+    )
+
+
+def prompt_ids(path: Path) -> Iterator[str]:
+    """The ids of a prompt shard, in order."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(columns=["id"]):
+            yield from batch.column(0).to_pylist()
+
+
+def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
+    """The prompts of a shard whose id is wanted, a few rows in memory at once."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=PROMPT_COLUMNS):
+            keep = [row for row, id in enumerate(batch.column(0).to_pylist()) if wanted(id)]
+            if keep:
+                for row in batch.take(pa.array(keep)).to_pylist():
+                    yield from_dict(Prompt, row)
+
+
+def link(source: Path, output: Path) -> None:
+    """Give a finished file its declared name: a hard link, or a copy on another file system."""
+    if output.exists() and output.samefile(source):
+        return
+    with durable.replacing(output) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)

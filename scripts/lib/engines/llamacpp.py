@@ -1,0 +1,96 @@
+"""llama.cpp's server (`xllamacpp` or any llama-server): prompt ids in, sampled ids out.
+
+Tried on xllamacpp 2026.10.11549: `/completion` takes an id list as `prompt` and adds no BOS to it
+(tokens_evaluated equals its length); with `return_tokens` it answers `tokens`, which include the
+end-of-turn id when `stop_type` is `eos`. Defaults (top_k 40, top_p .95, min_p .05) apply unless set.
+"""
+
+from scripts.lib.engines.base import (
+    Answer,
+    Call,
+    EngineFacts,
+    Failure,
+    Reply,
+    Request,
+    post,
+    read_error,
+    read_object,
+)
+
+# Asked for by name, because the full reply repeats all settings and the prompt's text.
+_FIELDS = ["tokens", "stop_type", "tokens_evaluated", "tokens_predicted", "model"]
+_FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+class LlamaCpp:
+    """Adapter of a llama.cpp server."""
+
+    exact = True
+
+    def request(self, request: Request) -> Call:
+        sampling = request.sampling
+        return post(
+            "/completion",
+            {
+                "prompt": request.prompt_ids,
+                "n_predict": request.max_tokens,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "repeat_penalty": sampling.repetition_penalty,
+                "presence_penalty": sampling.presence_penalty,
+                "frequency_penalty": sampling.frequency_penalty,
+                "seed": request.seed,
+                "cache_prompt": True,
+                "return_tokens": True,
+                "response_fields": _FIELDS,
+            },
+        )
+
+    def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
+        if reply.status != 200:
+            return read_error(reply.status, reply.headers, reply.body, now)
+        body = read_object(reply)
+        if isinstance(body, Failure):
+            return body
+        if "error" in body:
+            code = body["error"].get("code") if isinstance(body["error"], dict) else None
+            return read_error(code if isinstance(code, int) else 500, reply.headers, reply.body, now)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list):
+            return Failure("fatal", "the server returns no token ids: is it llama.cpp with `return_tokens`?")
+        finish = _FINISH.get(body.get("stop_type") or "")
+        if finish is None:
+            return Failure("retry", f"no finish reason (stop_type {body.get('stop_type')!r})", billed=True)
+        evaluated = body.get("tokens_evaluated")
+        if evaluated is not None and evaluated != len(request.prompt_ids):
+            return Failure(
+                "fatal", f"the server evaluated {evaluated} prompt tokens, {len(request.prompt_ids)} were sent"
+            )
+        return Answer(
+            finish,
+            output_ids=tokens,
+            prompt_tokens=evaluated,
+            output_tokens=body.get("tokens_predicted"),
+            model=body.get("model") or "",
+        )
+
+    def abort(self, request_id: str) -> Call | None:
+        return None  # the server stops a request whose client has gone
+
+    def probe(self) -> list[Call]:
+        return [Call("GET", "/v1/models"), Call("GET", "/props")]
+
+    def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
+        models, props = ((reply.json() if reply else None) or {} for reply in replies)
+        listed = [model for model in models.get("data") or [] if isinstance(model, dict)]
+        meta = (listed[0].get("meta") if listed else None) or {}
+        return EngineFacts(
+            engine="llamacpp",
+            version=props.get("build_info"),
+            models=tuple(str(model.get("id", "")) for model in listed),
+            vocab_size=meta.get("n_vocab"),
+            context_length=(props.get("default_generation_settings") or {}).get("n_ctx") or meta.get("n_ctx"),
+            weights=props.get("model_path"),
+        )

@@ -1,0 +1,111 @@
+"""Moves bytes between adapters and endpoints: one pooled session, and what each way of failing means."""
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+import aiohttp
+
+from scripts.lib.engines.base import Call, Failure, Reply
+from scripts.lib.errors import UserError
+
+# Below the 5 s after which uvicorn (SGLang, vLLM) and llama.cpp close an idle connection: reusing one
+# that the server is just closing costs a request (aiohttp issues 850, 3609, 9138).
+_KEEPALIVE_SECONDS = 4.0
+_CONNECT_SECONDS = 30.0
+# A connection that breaks sooner than this after the send was stale; later, the server broke it off.
+_STALE_SECONDS = 1.0
+
+
+def require_descriptors(concurrency: int) -> None:
+    """Raise the soft limit of open files to what `concurrency` connections need, or refuse to start."""
+    needed = 2 * concurrency + 256
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise UserError(
+                f"{concurrency} requests in flight need {needed} open files, the limit is {hard}: raise it "
+                f"(ulimit -Hn {needed}) or lower the lane's concurrency"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class Transport:
+    """One aiohttp session for all endpoints. An async context manager."""
+
+    def __init__(self, headers: Mapping[str, str] | None = None, *, through_proxy: bool = False) -> None:
+        """`headers` go with every call (authorization); `through_proxy` obeys HTTPS_PROXY of the environment."""
+        self._headers = dict(headers or {})
+        self._through_proxy = through_proxy
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Transport":
+        self._session = aiohttp.ClientSession(
+            # No limit here: the pool bounds the requests in flight, and a hidden limit of 100 would cap them.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            headers=self._headers,
+            trust_env=self._through_proxy,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def call(
+        self, url: str, call: Call, deadline: asyncio.Timeout | None = None, seconds: float = 60.0
+    ) -> Reply | Failure:
+        """Send one call and read the whole reply; network faults come back as a Failure.
+
+        `deadline` is an own asyncio timeout, which others may reschedule to break the call off;
+        without one the call may take `seconds`.
+        """
+        assert self._session is not None
+        begun = time.monotonic()
+        try:
+            async with deadline or asyncio.timeout(seconds):
+                async with self._session.request(
+                    call.method, url + call.path, data=call.body, headers=call.headers, allow_redirects=False
+                ) as response:
+                    body = await response.read()
+                    return Reply(response.status, response.headers, body)
+        except TimeoutError:
+            return Failure("retry", f"no answer within {time.monotonic() - begun:.0f} s", billed=True)
+        except aiohttp.ClientConnectorCertificateError as error:
+            return Failure("fatal", f"{url}: certificate refused: {error.certificate_error}")
+        except aiohttp.InvalidURL:
+            return Failure("fatal", f"`{url}` is not a URL")
+        except aiohttp.ClientConnectorError as error:
+            # errno 99: all local ports are in TIME_WAIT; the server is well.
+            kind = "throttle" if error.os_error.errno == 99 else "wait"
+            return Failure(kind, f"can't connect: {error.os_error.strerror or error.os_error}")
+        except aiohttp.ServerDisconnectedError:
+            return self._broken(begun, "the server closed the connection without an answer")
+        except aiohttp.ClientPayloadError as error:
+            return Failure("retry", f"the answer broke off: {_first_line(error)}", billed=True)
+        except (aiohttp.ClientOSError, ConnectionError) as error:
+            return self._broken(begun, f"the connection broke: {_first_line(error)}")
+        except aiohttp.ClientError as error:
+            return Failure("retry", f"{type(error).__name__}: {_first_line(error)}", billed=True)
+
+    def _broken(self, begun: float, reason: str) -> Failure:
+        if time.monotonic() - begun < _STALE_SECONDS:
+            return Failure("free", reason)
+        return Failure("retry", reason, billed=True)
+
+    async def abort(self, url: str, call: Call | None) -> None:
+        """Tell a server to stop generating; best effort."""
+        if call is not None:
+            with contextlib.suppress(Exception):
+                await self.call(url, call, seconds=2.0)
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
