@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.lib import embedded
 from scripts.lib.config import Config
 from scripts.lib.errors import UserError
 from scripts.lib.provenance import digest
@@ -89,6 +90,13 @@ def environment_program(environment: str | None, program: str, kind: str) -> str
     if not path.exists():
         raise UserError(f"engine.launch.environment: {path} does not exist: is {kind} installed there?")
     return str(path)
+
+
+def model_location(name: str) -> str:
+    """`model.name` as SGLang and vLLM understand it: a folder or file by its whole path, or a Hugging Face id."""
+    if name == embedded.NAME:
+        raise UserError(f"model.name: `{name}` is for engine kind `llamacpp`: name a Hugging Face model or a folder")
+    return str(Path(name).absolute()) if Path(name).exists() else name
 
 
 def environment_variables(environment: str | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.lib import durable
 from scripts.lib.config import Config
 from scripts.lib.errors import UserError
-from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, served_name, with_flags
+from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, model_location, served_name, with_flags
 
 # The mamba strategy's flag, newest name first. 0.5.23 knows only the first one (sglang issue #27418).
 MAMBA_FLAGS = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
@@ -53,9 +53,8 @@ def server_plan(config: Config, target_dir: Path) -> ServerPlan:
     launch = config.engine.launch
     python = environment_program(launch.environment, "python", "sglang")
     context = int(durable.read_json(target_dir / "target.json")["context_length"])
-    name = config.model.name
     ours: dict[str, object] = {
-        "model-path": Path(name).absolute() if Path(name).exists() else name,
+        "model-path": model_location(config.model.name),
         "revision": config.model.revision,
         "tokenizer-path": config.model.tokenizer,
         "trust-remote-code": config.model.trust_remote_code,

@@ -5,7 +5,7 @@ from pathlib import Path
 from scripts.lib import durable
 from scripts.lib.config import Config
 from scripts.lib.errors import UserError
-from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, served_name, with_flags
+from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, model_location, served_name, with_flags
 
 
 def server_plan(config: Config, target_dir: Path) -> ServerPlan:
@@ -18,9 +18,7 @@ def server_plan(config: Config, target_dir: Path) -> ServerPlan:
                 "such as `{attention-backend: FLASHINFER}`"
             )
     context = int(durable.read_json(target_dir / "target.json")["context_length"])
-    name = config.model.name
-    command = [environment_program(launch.environment, "vllm", "vllm"), "serve"]
-    command.append(str(Path(name).absolute()) if Path(name).exists() else name)
+    program = environment_program(launch.environment, "vllm", "vllm")
     ours: dict[str, object] = {
         "revision": config.model.revision,
         "tokenizer": config.model.tokenizer,
@@ -36,4 +34,4 @@ def server_plan(config: Config, target_dir: Path) -> ServerPlan:
         "reasoning-parser": launch.reasoning_parser,
         "dtype": launch.dtype,
     }
-    return ServerPlan(with_flags(command, ours, launch.flags))
+    return ServerPlan(with_flags([program, "serve", model_location(config.model.name)], ours, launch.flags))
