@@ -70,12 +70,14 @@ class Transport:
         assert self._session is not None
         begun = time.monotonic()
         try:
-            async with deadline or asyncio.timeout(seconds):
-                async with self._session.request(
+            async with (
+                deadline or asyncio.timeout(seconds),
+                self._session.request(
                     call.method, url + call.path, data=call.body, headers=call.headers, allow_redirects=False
-                ) as response:
-                    body = await response.read()
-                    return Reply(response.status, response.headers, body)
+                ) as response,
+            ):
+                body = await response.read()
+                return Reply(response.status, response.headers, body)
         except TimeoutError:
             return Failure("retry", f"no answer within {time.monotonic() - begun:.0f} s", billed=True)
         except aiohttp.ClientConnectorCertificateError as error:

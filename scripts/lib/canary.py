@@ -1,0 +1,117 @@
+"""Is an endpoint what it says, and does it still answer sensibly?
+
+The probe asks what serves there, before any prompt is spent. The canary is a question with a known
+answer at temperature 0: broken kernels answer with one token repeated, nothing, or noise (sglang
+issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
+"""
+
+from collections.abc import Sequence
+
+from scripts.lib.config import Config, Sampling
+from scripts.lib.engines.base import Adapter, Answer, EngineFacts, Failure, Reply, Request
+from scripts.lib.errors import UserError
+from scripts.lib.records import Message
+from scripts.lib.target import Target
+from scripts.lib.transport import Transport
+
+_QUESTION, _ANSWER = "What is the capital of France?", "paris"
+_MAX_TOKENS = 48
+_LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
+_SECONDS = 300.0
+
+
+class Canary:
+    """Probes and canaries of one job. Knows whether the model is able to give the known answer."""
+
+    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: Transport) -> None:
+        self.config, self.target, self.adapter, self.transport = config, target, adapter, transport
+        self.messages = [Message("user", _QUESTION)]
+        self.prompt_ids = target.render(self.messages)
+        self.knows: bool | None = None  # whether the first canary gave the known answer
+        self._serial = 0
+
+    async def probe(self, url: str) -> EngineFacts | Failure:
+        """What serves at `url`. Raises UserError when it can't be what the configuration asks for."""
+        replies: list[Reply | None] = []
+        failure: Failure | None = None
+        for call in self.adapter.probe():
+            reply = await self.transport.call(url, call, seconds=30.0)
+            if isinstance(reply, Failure):
+                if reply.kind == "fatal":
+                    raise UserError(reply.reason)
+                failure = reply
+                replies.append(None)
+            else:
+                replies.append(reply)
+        if failure is not None and not any(replies):
+            return failure
+        facts = self.adapter.read_probe(replies)
+        problem = mismatch(facts, self.config, self.target)
+        if problem:
+            raise UserError(f"{url}: {problem}")
+        return facts
+
+    async def ask(self, url: str) -> str | Failure | None:
+        """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
+        self._serial += 1
+        request = Request(
+            id=f"canary-{id(self):x}-{self._serial}",
+            prompt_ids=self.prompt_ids,
+            max_tokens=_MAX_TOKENS,
+            seed=0,
+            sampling=Sampling(temperature=0.0, top_p=1.0),
+            messages=self.messages,
+        )
+        reply = await self.transport.call(url, self.adapter.request(request), seconds=_SECONDS)
+        if isinstance(reply, Failure):
+            return reply
+        answer = self.adapter.read(request, reply, 0.0)
+        if isinstance(answer, Failure):
+            return answer
+        return self.judge(answer)
+
+    def judge(self, answer: Answer) -> str | None:
+        """Why the canary's answer is degenerate; None when it is well."""
+        if answer.output_ids is not None:
+            problem = degenerate(answer.output_ids, self.target.eos_ids)
+            if problem:
+                return problem
+            text = self.target.decode(answer.output_ids)
+        else:
+            text = (answer.reasoning or "") + (answer.text or "")
+            if not text.strip():
+                return "an empty answer"
+        knows = _ANSWER in text.lower()
+        if self.knows is None:
+            # A weak model may not know it; one that did must go on knowing it.
+            self.knows = knows
+        if self.knows and not knows:
+            return f"`{_QUESTION}` was answered well before, now with {' '.join(text.split())[:80]!r}"
+        return None
+
+
+def degenerate(ids: Sequence[int], eos_ids: frozenset[int]) -> str | None:
+    """Why ids look like those of a broken engine; None when they don't."""
+    spoken = [token for token in ids if token not in eos_ids]
+    if not spoken:
+        return "an empty answer"
+    if len(spoken) >= _LONG_ENOUGH and len(set(spoken)) <= 2:
+        return f"{len(spoken)} tokens, only {len(set(spoken))} different: {spoken[:4]}..."
+    return None
+
+
+def mismatch(facts: EngineFacts, config: Config, target: Target) -> str | None:
+    """Why an endpoint isn't what the configuration asks for, and what to do; None when it is."""
+    if facts.vocab_size is not None and facts.vocab_size != target.vocab_size:
+        return (
+            f"serves a model with {facts.vocab_size} token ids, the target {target.name} has {target.vocab_size}: "
+            "point engine.endpoints at the target model, or correct model.name"
+        )
+    wanted = config.engine.served_model or config.model.name
+    named = config.engine.kind in ("sglang", "vllm", "openai") and facts.models
+    if named and wanted not in facts.models:
+        some = ", ".join(facts.models[:5])
+        return f"does not serve `{wanted}` but {some}: set engine.served_model to one of them"
+    if facts.context_length is not None and facts.context_length <= 64:
+        return f"a context of {facts.context_length} tokens leaves no room for answers: start it with a longer one"
+    return None
