@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scripts.lib import turn_format
+from scripts.lib.records import Message
+
 if TYPE_CHECKING:
     from scripts.lib.target import Target
 
@@ -101,3 +104,54 @@ def _split_harmony(target: "Target", ids: list[int], tools: tuple[int, ...]) -> 
     finish()
     begun = bool(thought) or bool(header)
     return Output("".join(content), "\n".join(thought) if thought else None, bool(content) or not begun, tools)
+
+
+def with_split_thought(target: "Target", message: Message) -> Message:
+    """An assistant message whose thought stands in its content between tags, with the thought in its own field.
+
+    For ready conversations only, where nothing but text is known. `...</think>answer`, without the opening tag that
+    some templates prefill, is understood as well.
+    """
+    opening, closing = turn_format.of(target).open, turn_format.of(target).close
+    if message.role != "assistant" or message.reasoning is not None or not closing or closing not in message.content:
+        return message
+    thought, _, content = message.content.partition(closing)
+    thought = thought.lstrip().removeprefix(opening).strip("\n")
+    return Message("assistant", content.lstrip("\n"), thought, message.tool_calls)
+
+
+def reconstruct(
+    target: "Target",
+    prompt_ids: Sequence[int],
+    content: str,
+    reasoning: str | None,
+    finish_reason: str,
+    tool_calls: str | None = None,
+) -> list[int]:
+    """Ids of an answer of which an engine returned only the text: a good guess, never the truth.
+
+    The same text can be sampled as other ids, and servers strip blanks around thought and content. Samples made from
+    this are labelled `ids_origin: reconstructed`; `validate` measures on rows with known ids how often it is wrong.
+    `tool_calls` is the JSON text of an OpenAI-style list. Raises TurnFormat's NotWritable (a ValueError) for a message
+    that the target's format has no place for, TemplateError for text that isn't Unicode.
+    """
+    message = Message("assistant", content, reasoning, tool_calls)
+    # Only the last control token of the prompt and the blanks after it matter: whether it opens a thought.
+    text, _ = turn_format.of(target).write(
+        target, target.decode(prompt_ids[-8:]), message, finished=finish_reason != "length"
+    )
+    return target.encode(text)
+
+
+def reconstruction_flags(
+    ids: Sequence[int], content: str, reasoning: str | None, completion_tokens: int | None
+) -> list[str]:
+    """Signs that reconstructed ids are not those that were sampled; `completion_tokens` is the API's own count."""
+    flags = []
+    if completion_tokens is not None and completion_tokens != len(ids):
+        flags.append("length_mismatch")
+    if "\ufffd" in content or "\ufffd" in (reasoning or ""):
+        flags.append("replacement_character")  # the text lost bytes: its ids can't come back
+    if content != content.strip() or (reasoning is not None and reasoning != reasoning.strip()):
+        flags.append("outer_blanks")
+    return flags

@@ -31,6 +31,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 REMOTE_FOLDER = "remote"
+_WINDOW = 48  # characters on each side of a seam
 
 
 class TemplateError(ValueError):
@@ -89,11 +90,18 @@ class Target:
         self.template_hash = facts.template_hash
         self.structural_texts = {text: token for tokens in facts.structural.values() for text, token in tokens.items()}
         self.structural_ids = frozenset(self.structural_texts.values()) | self.eos_ids
+        self.template: str = hf.chat_template
         self._hf = hf
         self._backend = backend
         self._variables = template_variables(hf.chat_template, facts.template_kwargs, facts.date)
         # A structural id needs its token's text: looking for that first spares tokenizing almost every text.
         self._suspicious = re.compile("|".join(re.escape(text) for text in self.structural_texts) or r"(?!)")
+
+        added = hf.added_tokens_decoder.values()
+        self._walls = tuple(
+            token.content for token in added if token.content in self.structural_texts and not token.rstrip
+        )
+        self._greedy = tuple(token.content for token in added if token.lstrip)
 
     def provenance(self) -> dict[str, Any]:
         """What the ids of this target depend on, for the metadata of shards."""
@@ -185,6 +193,17 @@ class Target:
     def _normalized(self, text: str) -> str:
         normalizer = self._backend.normalizer if self._backend is not None else None
         return normalizer.normalize_str(text) if normalizer is not None else text
+
+    def separable(self, left: str, right: str) -> bool:
+        """Whether `left` and `right` give the same ids apart as together.
+
+        Not so where a pre-tokenizer or a merge reaches over the seam: `assistant\\n` + `\\nHi`. Beyond a control token
+        nothing reaches; elsewhere a window of text on both sides is tried.
+        """
+        if left.endswith(self._walls) and not right.startswith(self._greedy):
+            return True
+        left, right = left[-_WINDOW:], right[:_WINDOW]
+        return self.encode(left + right) == self.encode(left) + self.encode(right)
 
     def split_output(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
         """Split what the engine sampled into thought and content, at ids, never by text (see `chat`)."""

@@ -1,0 +1,41 @@
+"""Add up the validation of all shards; stop the run when too many samples were refused."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from scripts.lib import durable
+from scripts.lib.config import load_config
+from scripts.lib.errors import entry
+from scripts.lib.statistics import write_token_frequencies
+from scripts.lib.summary import print_tables, require_acceptable, summarize
+from scripts.lib.target import load_target
+
+
+@entry
+def main(argv: list[str] | None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.summarize_validation", description=__doc__)
+    parser.add_argument("--config", nargs="+", type=Path, required=True, help="configuration files, later over earlier")
+    parser.add_argument("--target", type=Path, default=Path("results/target"), help="folder that prepare_target wrote")
+    parser.add_argument("--summaries", nargs="+", type=Path, required=True, help="what validate_tokens wrote per shard")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file of totals")
+    parser.add_argument(
+        "--token-frequencies", type=Path, help="Parquet file of how often each id occurs, for draft vocabularies"
+    )
+    arguments = parser.parse_args(argv)
+    config = load_config(*arguments.config)
+    target = load_target(arguments.target)
+    summary = summarize(arguments.summaries)
+    print_tables(Console(highlight=False, width=None if sys.stdout.isatty() else 140), summary)
+    require_acceptable(summary, config.validation.max_reject_rate)
+    if arguments.token_frequencies:
+        shards = [path.with_name(durable.read_json(path)["validated"]) for path in arguments.summaries]
+        provenance = {"stage": "validated", "target": target.provenance()}
+        write_token_frequencies(arguments.token_frequencies, shards, target.vocab_size, provenance)
+    durable.write_json(arguments.output, summary)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
