@@ -1,0 +1,370 @@
+"""Stage 1: rows of a dataset's sources to prompts with stable ids, cut into shards.
+
+Two passes. Reading turns each row into a clean candidate on disk or counts why not; choosing goes through the
+candidates in seeded order, drops duplicates, evaluation prompts and prompts that don't fit, and stops at
+`max_samples`, so that only prompts that may be used are tokenized.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.lib import durable
+from scripts.lib.cleaning import Cleaner
+from scripts.lib.config import Config, Dataset, stage_settings
+from scripts.lib.defects import CHANGES, DEFECTS, NOT_USED, Defect
+from scripts.lib.errors import UserError
+from scripts.lib.provenance import code_version
+from scripts.lib.records import Prompt, open_parquet, with_provenance, write_rows
+from scripts.lib.selection import (
+    Decontamination,
+    NearDuplicates,
+    prompt_id,
+    prompt_key,
+    prompt_texts,
+    seeded_order,
+    shard_of,
+)
+from scripts.lib.sources import conversation_of, read_rows, source_files
+from scripts.lib.sources.files import local_file, local_paths
+from scripts.lib.sources.presets import plan_of
+from scripts.lib.spool import Candidate, Spool, spool
+from scripts.lib.target import Target, TemplateError
+
+EXAMPLES = 20
+# A source of which not one of so many first rows can be used was configured wrongly: don't read on for hours.
+HOPELESS_ROWS = 10_000
+ROWS_PER_LINE = 200_000
+BATCH = 256
+KEYS_SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("key", pa.string(), nullable=False)])
+
+
+@dataclass
+class Tally:
+    """Counts by reason, with the first examples of each."""
+
+    rows: int = 0
+    kept: int = 0
+    tokens: int = 0
+    longest: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, reason: str, source: str, detail: str = "", id: str = "") -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            entry = {"source": source, "id": id, "detail": detail}
+            examples.append({name: text for name, text in entry.items() if text})
+
+    @property
+    def defects(self) -> int:
+        return sum(count for reason, count in self.dropped.items() if reason in DEFECTS)
+
+    def first_defects(self, limit: int = 5) -> str:
+        """`reason count (file:row detail)` of the most frequent defects."""
+        named = sorted((r for r in self.dropped if r in DEFECTS), key=lambda reason: -self.dropped[reason])
+        parts = []
+        for reason in named[:limit]:
+            example = self.examples[reason][0]
+            detail = f": {example['detail']}" if "detail" in example else ""
+            parts.append(f"{reason} x{self.dropped[reason]} ({example['source']}{detail})")
+        return "; ".join(parts)
+
+
+def prepare_prompts(
+    config: Config,
+    name: str,
+    target: Target,
+    output: Path,
+    earlier: Sequence[Path] = (),
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> dict[str, Any]:
+    """Write the prompts of dataset `name` to `output`: `{shard}.parquet`, keys.parquet, report.json.
+
+    `earlier` are keys.parquet of the datasets that have priority. Returns the report. Raises UserError when the
+    dataset is unknown, its source can't be read, too many rows are unfit, or no prompt is left.
+    """
+    if name not in config.datasets:
+        raise UserError(f"no dataset `{name}` in the config; there are {', '.join(config.datasets)}")
+    dataset = config.datasets[name]
+    limit = longest_prompt(config, dataset, target)
+    files = source_files(name, dataset)
+    tally = Tally()
+    with spool(output) as candidates:
+        _read(config, name, dataset, target, files, candidates, tally, say)
+        _choose(config, name, dataset, target, limit, earlier, candidates, tally)
+        if not tally.kept and not any(reason.startswith("duplicate") for reason in tally.dropped):
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(tally.dropped.items()))
+            raise UserError(f"datasets.{name}: no prompt is left of {tally.rows} rows: {reasons}")
+        provenance = {
+            "stage": "prompts",
+            "dataset": name,
+            "settings": stage_settings(config, "prompts", name),
+            "target": target.provenance(),
+            "sources": [{"name": file.name, **file.describe()} for file in files],
+            "code": code_version(),
+        }
+        counts = _write(config, name, candidates, output, provenance)
+    report = _report(name, dataset, tally, counts, provenance)
+    durable.write_json(output / "report.json", report)
+    say(summary(report))
+    return report
+
+
+def longest_prompt(config: Config, dataset: Dataset, target: Target) -> int:
+    """Most tokens that the first prompt may have. Raises UserError when an answer can't fit at all."""
+    room = target.context_length - 1
+    if dataset.data_class == "B":
+        answer = config.lanes[dataset.lane].max_tokens
+        room = target.context_length - answer
+        if room <= 0:
+            raise UserError(
+                f"lanes.{dataset.lane}.max_tokens: {answer} leaves no room for a prompt in the target's context of "
+                f"{target.context_length} tokens"
+            )
+    return min(room, config.cleaning.max_prompt_tokens or room)
+
+
+def _read(
+    config: Config,
+    name: str,
+    dataset: Dataset,
+    target: Target,
+    files: list,
+    candidates: Spool,
+    tally: Tally,
+    say: Callable[[str], None],
+) -> None:
+    """First pass: every row becomes a candidate or is counted."""
+    plan = plan_of(name, dataset)
+    clean = Cleaner(
+        data_class=dataset.data_class,
+        target=target,
+        neutralise=config.cleaning.control_tokens == "neutralise",
+        blocked_replies=config.cleaning.blocked_replies,
+        page_residue=plan.page_residue,
+    )
+    seed = config.selection.seed
+    for row in read_rows(files):
+        tally.rows += 1
+        try:
+            conversation, changes = clean(conversation_of(row, plan))
+        except Defect as defect:
+            tally.drop(defect.reason, row.where, defect.detail)
+            if tally.rows == tally.defects == HOPELESS_ROWS and config.cleaning.max_reject_rate < 1:
+                raise UserError(
+                    f"datasets.{name}: none of the first {HOPELESS_ROWS} rows can be used: {tally.first_defects()}"
+                ) from None
+            continue
+        for change in changes:
+            tally.changed[change] = tally.changed.get(change, 0) + 1
+        id = prompt_id(name, conversation)
+        candidates.add(seeded_order(seed, id), id, prompt_key(conversation), row.where, conversation)
+        if tally.rows % ROWS_PER_LINE == 0:
+            say(f"{name}: {tally.rows:,} rows read, {tally.defects:,} unfit")
+    if not tally.rows:
+        raise UserError(f"datasets.{name}.source: no rows in {', '.join(file.name for file in files)}")
+    if tally.defects > config.cleaning.max_reject_rate * tally.rows:
+        raise UserError(
+            f"datasets.{name}: {tally.defects} of {tally.rows} rows ({tally.defects / tally.rows:.0%}) can't be used, "
+            f"more than cleaning.max_reject_rate {config.cleaning.max_reject_rate:.0%}: {tally.first_defects()}; "
+            "mend the rows, name `format` or `fields`, or raise the rate"
+        )
+
+
+def _choose(
+    config: Config,
+    name: str,
+    dataset: Dataset,
+    target: Target,
+    limit: int,
+    earlier: Sequence[Path],
+    candidates: Spool,
+    tally: Tally,
+) -> None:
+    """Second pass: keep candidates in seeded order until there are max_samples."""
+    selection = config.selection
+    if selection.deduplicate == "across":
+        for path in earlier:
+            for keys in read_keys(path):
+                candidates.take_earlier(keys)
+    evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
+    near = NearDuplicates(selection.near_duplicates) if selection.near_duplicates else None
+    wanted = dataset.max_samples or sys.maxsize
+    reached = 0
+    stream = _numbered(name, candidates.in_order())
+    while tally.kept < wanted:
+        # No more than are wanted still: what is beyond them is not looked at.
+        batch = list(itertools.islice(stream, min(BATCH, wanted - tally.kept)))
+        if not batch:
+            break
+        reached += len(batch)
+        fresh = []
+        for id, candidate in batch:
+            reason = candidates.take(candidate.key) if selection.deduplicate != "none" else None
+            if reason is None and evaluation.matches(prompt_texts(candidate.conversation.messages)):
+                reason = "contaminated"
+            if reason is None:
+                fresh.append((id, candidate))
+            else:
+                tally.drop(reason, candidate.source, id=id)
+        for (id, candidate), length in zip(fresh, _prompt_lengths(fresh, target)):
+            if isinstance(length, str):
+                tally.drop("template_error", candidate.source, length, id)
+            elif length > limit:
+                tally.drop("prompt_too_long", candidate.source, f"{length} tokens, at most {limit}", id)
+            elif near is not None and (other := near.add_or_find(id, prompt_texts(candidate.conversation.messages))):
+                tally.drop("near_duplicate", candidate.source, f"like {other}", id)
+            else:
+                candidates.keep(shard_of(id, config.shards), tally.kept, candidate.number, id, length)
+                tally.kept += 1
+                tally.tokens += length
+                tally.longest = max(tally.longest, length)
+    rest, examples = candidates.not_reached(reached, EXAMPLES)
+    if rest:
+        tally.dropped["not_selected"] = rest
+        tally.examples["not_selected"] = [{"source": source, "id": id} for source, id in examples]
+    candidates.index_choice()
+
+
+def _numbered(name: str, candidates: Iterator[Candidate]) -> Iterator[tuple[str, Candidate]]:
+    """Candidates with their final id: rows that are equal in everything are counted. They follow each other."""
+    before, occurrence = "", 0
+    for candidate in candidates:
+        occurrence = occurrence + 1 if candidate.id == before else 0
+        before = candidate.id
+        yield prompt_id(name, candidate.conversation, occurrence) if occurrence else candidate.id, candidate
+
+
+def _prompt_lengths(chosen: list[tuple[str, Candidate]], target: Target) -> list[int | str]:
+    """Tokens of each first prompt, or why the template refuses it."""
+    lengths: list[int | str] = []
+    texts: list[str] = []
+    for _, candidate in chosen:
+        conversation = candidate.conversation
+        if conversation.input_ids is not None:
+            mask = conversation.loss_mask or []
+            lengths.append(mask.index(1) if 1 in mask else len(mask))
+            continue
+        users = [index for index, message in enumerate(conversation.messages) if message.role == "user"]
+        first = conversation.messages[: users[0] + 1]
+        try:
+            texts.append(target.render_text(first, conversation.tools))
+            lengths.append(-1)  # filled in below, by batch
+        except TemplateError as error:
+            lengths.append(str(error))
+    counted = iter(target.encode_batch(texts))
+    return [len(next(counted)) if length == -1 else length for length in lengths]
+
+
+def evaluation_texts(paths: Sequence[str]) -> Iterator[str]:
+    """The user's turns of evaluation sets, whatever their format. Raises UserError for a file without any."""
+    from scripts.lib.config import Fields
+    from scripts.lib.sources.formats import to_conversation
+
+    for path in paths:
+        found = 0
+        files = [local_file(file) for file in local_paths(path, "selection.decontaminate")]
+        for row in read_rows(files):
+            if row.defect is not None:
+                raise UserError(f"{row.where}: {row.defect.reason}: an evaluation set must be readable as a whole")
+            try:
+                texts = prompt_texts(to_conversation(row.value, "auto", Fields()).messages)
+            except Defect as defect:
+                raise UserError(f"{row.where}: {defect.reason} {defect.detail}: not an evaluation prompt") from None
+            found += len(texts)
+            yield from texts
+        if not found:
+            raise UserError(f"selection.decontaminate: {path}: holds no prompts")
+
+
+def read_keys(path: Path) -> Iterator[list[bytes]]:
+    """Keys of a keys.parquet, in lists. Raises UserError when it is missing or broken."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(columns=["key"], batch_size=10_000):
+            yield [bytes.fromhex(key) for key in batch.column(0).to_pylist()]
+
+
+def _write(config: Config, name: str, candidates: Spool, output: Path, provenance: dict) -> list[int]:
+    """Write all shards (also empty ones) and the keys. Returns the rows of each shard."""
+
+    def prompts(shard: int) -> Iterator[Prompt]:
+        for id, tokens, candidate in candidates.shard(shard):
+            conversation = candidate.conversation
+            yield Prompt(
+                id=id,
+                dataset=name,
+                source=candidate.source,
+                key=candidate.key.hex(),
+                messages=conversation.messages,
+                tools=conversation.tools,
+                prompt_tokens=tokens,
+                input_ids=conversation.input_ids,
+                loss_mask=conversation.loss_mask,
+            )
+
+    counts = [
+        write_rows(output / f"{shard}.parquet", Prompt, prompts(number), provenance | {"shard": shard})
+        for number, shard in enumerate(config.shard_names())
+    ]
+    schema = with_provenance(KEYS_SCHEMA, provenance)
+    with (
+        durable.replacing(output / "keys.parquet") as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        keys = candidates.keys()
+        while rows := list(itertools.islice(keys, 10_000)):
+            columns = [[id for id, _ in rows], [key.hex() for _, key in rows]]
+            writer.write_table(pa.table(columns, schema))
+    return counts
+
+
+def _report(name: str, dataset: Dataset, tally: Tally, shards: list[int], provenance: dict) -> dict[str, Any]:
+    dropped = sum(tally.dropped.values())
+    if tally.rows != tally.kept + dropped or sum(shards) != tally.kept:
+        raise AssertionError(f"{name}: {tally.rows} rows, {tally.kept} kept, {dropped} dropped, shards {shards}")
+    meanings = DEFECTS | NOT_USED
+    return {
+        "dataset": name,
+        "class": dataset.data_class,
+        "rows": tally.rows,
+        "kept": tally.kept,
+        "dropped": dropped,
+        "prompt_tokens": tally.tokens,
+        "longest_prompt": tally.longest,
+        "shards": shards,
+        "reasons": {
+            reason: {
+                "count": tally.dropped[reason],
+                "meaning": meanings[reason],
+                "examples": tally.examples[reason],
+            }
+            for reason in meanings
+            if reason in tally.dropped
+        },
+        "changes": {
+            change: {"count": tally.changed[change], "meaning": meaning}
+            for change, meaning in CHANGES.items()
+            if change in tally.changed
+        },
+        "sources": provenance["sources"],
+        "settings": provenance["settings"],
+    }
+
+
+def summary(report: dict[str, Any]) -> str:
+    """One line for people: `chat: 24 rows, 21 kept, dropped: duplicate 2, empty_turn 1`."""
+    reasons = ", ".join(f"{reason} {entry['count']}" for reason, entry in report["reasons"].items())
+    return (
+        f"{report['dataset']}: {report['rows']:,} rows, {report['kept']:,} kept"
+        + (f", dropped: {reasons}" if reasons else "")
+        + f"; {report['prompt_tokens']:,} prompt tokens, the longest has {report['longest_prompt']:,}"
+    )

@@ -1,0 +1,60 @@
+"""Where prompts come from: local files, the Hugging Face Hub, remote stores; raw rows to conversations."""
+
+from collections.abc import Iterator
+
+from scripts.lib.config import Dataset
+from scripts.lib.defects import Defect
+from scripts.lib.sources.files import SourceFile, is_local, local_file, local_paths
+from scripts.lib.sources.formats import Conversation, to_conversation
+from scripts.lib.sources.presets import Plan, plan_of
+from scripts.lib.sources.rows import Row, read_file
+
+
+def local_files(name: str, dataset: Dataset) -> list[str]:
+    """Files of this machine that the dataset `name` is made of; remote ones are not among them.
+
+    For the workflow, which remakes prompts when they change. Touches no network. Raises UserError that names the
+    key, for a file that is missing or a preset that doesn't exist.
+    """
+    plan = plan_of(name, dataset)
+    where = f"datasets.{name}.source"
+    return [path for source in plan.sources if is_local(source) for path in local_paths(source, where)]
+
+
+def source_files(name: str, dataset: Dataset) -> list[SourceFile]:
+    """All files of the dataset `name`, in the order in which they are read. Raises UserError."""
+    plan = plan_of(name, dataset)
+    where = f"datasets.{name}.source"
+    files: list[SourceFile] = []
+    for source in plan.sources:
+        if is_local(source):
+            files += [local_file(path) for path in local_paths(source, where)]
+        elif source.startswith("hf:"):
+            from scripts.lib.sources.hub import hub_files
+
+            files += hub_files(source, plan, where)
+        else:
+            from scripts.lib.sources.remote import remote_files
+
+            files += remote_files(source, where)
+    return files
+
+
+def read_rows(files: list[SourceFile]) -> Iterator[Row]:
+    """Raw rows of all files, one in memory at a time. Raises UserError when a file can't be read on."""
+    for file in files:
+        yield from read_file(file.name, file.open)
+
+
+def conversation_of(row: Row, plan: Plan) -> Conversation:
+    """The conversation of a raw row. Raises Defect."""
+    if row.defect is not None:
+        raise row.defect
+    value = row.value
+    if isinstance(value, dict):
+        for column, wanted in plan.keep.items():
+            if value.get(column) is not None and value[column] not in wanted:
+                raise Defect("filtered", f"{column} is {value[column]!r}"[:100])
+        if plan.ignored_columns:
+            value = {name: cell for name, cell in value.items() if name not in plan.ignored_columns}
+    return to_conversation(value, plan.format, plan.fields)

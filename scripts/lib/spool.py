@@ -1,0 +1,135 @@
+"""Candidates of one dataset on disk, so that choosing among millions of prompts needs no memory.
+
+A temporary SQLite file beside the output, without journal: it is removed afterwards, and a run that dies starts anew.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import zstandard
+
+from scripts.lib.records import Message
+from scripts.lib.sources.formats import Conversation
+
+_BATCH = 1000
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A clean prompt that may be chosen. `id` counts equal rows not yet."""
+
+    number: int
+    id: str
+    key: bytes
+    source: str
+    conversation: Conversation
+
+
+class Spool:
+    """Candidates, the keys that are taken, and the choice."""
+
+    def __init__(self, path: Path):
+        self._db = sqlite3.connect(path, isolation_level=None)
+        for statement in (
+            "PRAGMA journal_mode=OFF",
+            "PRAGMA synchronous=OFF",
+            "PRAGMA cache_size=-65536",
+            "CREATE TABLE candidate (ord BLOB, id TEXT, key BLOB, source TEXT, data BLOB)",
+            "CREATE TABLE taken (key BLOB PRIMARY KEY, earlier INTEGER) WITHOUT ROWID",
+            "CREATE TABLE kept (shard INTEGER, place INTEGER, candidate INTEGER, id TEXT, tokens INTEGER)",
+            "BEGIN",
+        ):
+            self._db.execute(statement)
+        self._pending: list[tuple] = []
+        self._pack = zstandard.ZstdCompressor(level=1).compress
+        self._unpack = zstandard.ZstdDecompressor().decompress
+
+    def add(self, order: bytes, id: str, key: bytes, source: str, conversation: Conversation) -> None:
+        self._pending.append((order, id, key, source, self._pack(orjson.dumps(conversation))))
+        if len(self._pending) >= _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._db.executemany("INSERT INTO candidate VALUES (?, ?, ?, ?, ?)", self._pending)
+        self._pending.clear()
+
+    def in_order(self) -> Iterator[Candidate]:
+        """All candidates by their seeded order; equal ones as they were read."""
+        self._flush()
+        self._db.execute("CREATE INDEX by_order ON candidate (ord)")
+        rows = self._db.execute("SELECT rowid, id, key, source, data FROM candidate ORDER BY ord, rowid")
+        for number, id, key, source, data in rows:
+            yield Candidate(number, id, key, source, self._conversation(data))
+
+    def not_reached(self, reached: int, examples: int) -> tuple[int, list[tuple[str, str]]]:
+        """(how many candidates come after the first `reached`, (source, id) of the first of them)."""
+        (total,) = self._db.execute("SELECT count(*) FROM candidate").fetchone()
+        rows = self._db.execute(
+            "SELECT source, id FROM candidate ORDER BY ord, rowid LIMIT ? OFFSET ?", (examples, reached)
+        )
+        return total - reached, rows.fetchall()
+
+    def take_earlier(self, keys: list[bytes]) -> None:
+        """Mark keys as used by a dataset that has priority."""
+        self._db.executemany("INSERT OR IGNORE INTO taken VALUES (?, 1)", [(key,) for key in keys])
+
+    def take(self, key: bytes) -> str | None:
+        """Mark a key as used. None when it was free, else the reason why it was not."""
+        taken = self._db.execute("SELECT earlier FROM taken WHERE key = ?", (key,)).fetchone()
+        if taken is not None:
+            return "duplicate_across" if taken[0] else "duplicate"
+        self._db.execute("INSERT INTO taken VALUES (?, 0)", (key,))
+        return None
+
+    def keep(self, shard: int, place: int, candidate: int, id: str, tokens: int) -> None:
+        """Choose a candidate for a shard; `place` orders the rows inside."""
+        self._db.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", (shard, place, candidate, id, tokens))
+
+    def shard(self, shard: int) -> Iterator[tuple[str, int, Candidate]]:
+        """(id, prompt tokens, candidate) of a shard's choice, in place."""
+        rows = self._db.execute(
+            "SELECT kept.id, tokens, candidate, key, source, data FROM kept JOIN candidate ON candidate.rowid = candidate"
+            " WHERE shard = ? ORDER BY place",
+            (shard,),
+        )
+        for id, tokens, number, key, source, data in rows:
+            yield id, tokens, Candidate(number, id, key, source, self._conversation(data))
+
+    def index_choice(self) -> None:
+        """Call once after the last `keep`, before `shard`."""
+        self._db.execute("CREATE INDEX by_shard ON kept (shard, place)")
+
+    def keys(self) -> Iterator[tuple[str, bytes]]:
+        """(id, key) of the choice, shard by shard."""
+        return iter(
+            self._db.execute(
+                "SELECT kept.id, key FROM kept JOIN candidate ON candidate.rowid = candidate ORDER BY shard, place"
+            )
+        )
+
+    def _conversation(self, data: bytes) -> Conversation:
+        value: dict[str, Any] = orjson.loads(self._unpack(data))
+        value["messages"] = [Message(**message) for message in value["messages"]]
+        return Conversation(**value)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+@contextlib.contextmanager
+def spool(folder: Path) -> Iterator[Spool]:
+    """A spool in `folder`, removed at the end. One at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".candidates.sqlite"
+    path.unlink(missing_ok=True)  # of a run that was killed
+    opened = Spool(path)
+    try:
+        yield opened
+    finally:
+        opened.close()
+        path.unlink(missing_ok=True)
