@@ -1,0 +1,33 @@
+"""Check a machine before a run: what is wrong, the exact fix, and a kernel compiled as proof."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from scripts.lib.config import load_config
+from scripts.lib.doctor.report import examine
+from scripts.lib.errors import entry
+
+
+@entry
+def main(argv: list[str] | None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__)
+    parser.add_argument("--config", type=Path, nargs="+", help="YAML or JSON files of the run to check for")
+    parser.add_argument("--environment", type=Path, help="the engine's virtual environment, when not from the config")
+    parser.add_argument("--state", type=Path, default=Path("results/state"), help="the run's state folder")
+    parser.add_argument("--architecture", help="GPU architecture to prove, such as 120f; default: this machine's")
+    parser.add_argument("--fix", action="store_true", help="apply the fixes that only touch the engine's environment")
+    arguments = parser.parse_args(argv)
+    config = load_config(*arguments.config) if arguments.config else None
+    examine(
+        config,
+        arguments.environment,
+        arguments.state,
+        arguments.architecture,
+        arguments.fix,
+        lambda line: print(line, flush=True),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
