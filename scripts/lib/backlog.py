@@ -19,6 +19,7 @@ class Work:
     prompt_ids: list[int] | None = None  # of the next turn, rendered
     sends: int = 0
     attempts: int = 0  # failures that count
+    deterministic: int = 0  # of these, failures that are likely to come again
     resamples: int = 0  # answers that were worth another seed
     pauses: int = 0  # backoffs in a row
     successes_seen: int = -1  # the pool's successes at the last failure

@@ -205,7 +205,9 @@ class Dialogue:
         if failure.kind in ("retry", "free") and successes != work.successes_seen:
             work.successes_seen = successes
             work.attempts += 1
-            if failure.most_attempts is not None and work.attempts >= failure.most_attempts:
+            # Only failures of this kind: others before it say nothing about the prompt.
+            work.deterministic += failure.most_attempts is not None
+            if failure.most_attempts is not None and work.deterministic >= failure.most_attempts:
                 return self._end(work, failure.outcome, failure.reason)
             if work.attempts >= self.transport.attempts:
                 return self._end(work, "exhausted", f"{work.attempts} attempts, the last: {failure.reason}")
