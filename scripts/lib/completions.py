@@ -116,7 +116,7 @@ class Generation:
         dataset = config.datasets[shard.dataset]
         self.lane = config.lanes[dataset.lane]
         self.lane_name = dataset.lane
-        self.adapter = adapter_for(config.engine)
+        self.adapter = adapter_for(config)
         self.clock = time.monotonic
         self.jitter = random.Random()
         self.dialogue = Dialogue(

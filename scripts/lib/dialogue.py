@@ -60,6 +60,7 @@ class Dialogue:
         self.context_length = target.context_length  # lowered when an endpoint serves less
         self.transport = transport
         self.jitter = jitter
+        self._stop_ids = tuple(sorted(target.eos_ids))
         self._serial = itertools.count()
 
     # --- asking ---
@@ -92,6 +93,7 @@ class Dialogue:
             sampling=self.sampling,
             messages=messages,
             tools=work.prompt.tools,
+            stop_ids=self._stop_ids,
         )
 
     # --- answers ---
@@ -145,12 +147,14 @@ class Dialogue:
                 "fatal", f"id {max(new)} is outside the target's vocabulary of {target.vocab_size}: another model?"
             )
         appended = False
+        if answer.finish_reason == "length" and len(new) < request.max_tokens:
+            # Old SGLang answered one token when the request was too long (PR 2956).
+            answer.flags.append("stopped_early")
         if answer.finish_reason != "length" and not (new and new[-1] in target.eos_ids):
-            if answer.matched_stop is None or answer.finish_reason not in ("stop",):
-                if answer.finish_reason == "stop":
-                    return Failure("retry", "stopped without a stop token: the last tokens were lost", most_attempts=2)
-            else:
+            if answer.matched_stop is not None:
                 new, appended = [*new, answer.matched_stop], True
+            elif answer.finish_reason == "stop":
+                return Failure("retry", "stopped without a stop token: the last tokens were lost", most_attempts=2)
         ids = before + new if before else new
         return ids, target.split_output(request.prompt_ids, ids), appended
 

@@ -7,7 +7,7 @@ of a table-driven test. The transport moves the bytes.
 
 import email.utils
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,7 @@ class Request:
     sampling: Sampling
     messages: list[Message] = field(default_factory=list)  # for APIs that take no ids
     tools: str | None = None
+    stop_ids: Sequence[int] = ()  # ids that end the turn, for engines that go by the model's own list only
 
 
 @dataclass(slots=True, frozen=True)
@@ -270,12 +271,46 @@ def retry_after(headers: Mapping[str, str], metadata: Mapping[str, Any], now: fl
     return None
 
 
-def sampling_body(sampling: Sampling) -> dict[str, Any]:
-    """The sampling parameters under the names that OpenAI-style servers share."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-    }
+def error_in_200(body: dict, reply: Reply, now: float) -> Failure | None:
+    """The failure that a reply with status 200 holds instead of an answer, read with its own code.
+
+    OpenRouter and gateways answer 200 before they know (litellm issue 8448); the error stands at the
+    top or in the first choice.
+    """
+    error = body.get("error")
+    if error is None:
+        choices = body.get("choices")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            error = choices[0].get("error")
+    if not error:
+        return None
+    text = orjson.dumps({"error": error})
+    _, code, _ = error_details(text)
+    status = code if code is not None and 400 <= code < 600 else 502
+    return read_error(status, reply.headers, text, now)
+
+
+def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | Failure:
+    """Compare what the engine says of the ids with what was sent and came.
+
+    Other prompt ids than ours mean another template or a second BOS: the whole run is wrong, not the
+    sample (sglang PR 26555, vllm PR 55288). A wrong count of output tokens is only a flag.
+    """
+    sent = request.prompt_ids
+    if isinstance(echoed, list) and echoed != sent:
+        at = next((i for i, (a, b) in enumerate(zip(echoed, sent)) if a != b), min(len(echoed), len(sent)))
+        return Failure(
+            "fatal",
+            f"the engine used other prompt ids: from position {at} {echoed[at : at + 5]}, sent were {sent[at : at + 5]} "
+            f"({len(echoed)} and {len(sent)} ids): its template or tokenizer is not the target's",
+        )
+    if answer.prompt_tokens is not None and answer.prompt_tokens != len(sent):
+        return Failure("fatal", f"the engine counted {answer.prompt_tokens} prompt tokens, {len(sent)} were sent")
+    if answer.output_tokens is not None and answer.output_tokens != len(answer.output_ids or ()):
+        answer.flags.append("usage_mismatch")
+    return answer
+
+
+def as_count(value: Any) -> int | None:
+    """A token count, or None where a server leaves it out or sends nonsense."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

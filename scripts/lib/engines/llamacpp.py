@@ -12,6 +12,9 @@ from scripts.lib.engines.base import (
     Failure,
     Reply,
     Request,
+    as_count,
+    check_ids,
+    error_in_200,
     post,
     read_error,
     read_object,
@@ -54,27 +57,22 @@ class LlamaCpp:
         body = read_object(reply)
         if isinstance(body, Failure):
             return body
-        if "error" in body:
-            code = body["error"].get("code") if isinstance(body["error"], dict) else None
-            return read_error(code if isinstance(code, int) else 500, reply.headers, reply.body, now)
+        if failure := error_in_200(body, reply, now):
+            return failure
         tokens = body.get("tokens")
         if not isinstance(tokens, list):
-            return Failure("fatal", "the server returns no token ids: is it llama.cpp with `return_tokens`?")
+            return Failure("fatal", "the server returns no token ids: is it a llama.cpp that knows `return_tokens`?")
         finish = _FINISH.get(body.get("stop_type") or "")
         if finish is None:
             return Failure("retry", f"no finish reason (stop_type {body.get('stop_type')!r})", billed=True)
-        evaluated = body.get("tokens_evaluated")
-        if evaluated is not None and evaluated != len(request.prompt_ids):
-            return Failure(
-                "fatal", f"the server evaluated {evaluated} prompt tokens, {len(request.prompt_ids)} were sent"
-            )
-        return Answer(
+        answer = Answer(
             finish,
             output_ids=tokens,
-            prompt_tokens=evaluated,
-            output_tokens=body.get("tokens_predicted"),
+            prompt_tokens=as_count(body.get("tokens_evaluated")),
+            output_tokens=as_count(body.get("tokens_predicted")),
             model=body.get("model") or "",
         )
+        return check_ids(request, answer)
 
     def abort(self, request_id: str) -> Call | None:
         return None  # the server stops a request whose client has gone

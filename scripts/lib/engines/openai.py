@@ -1,0 +1,127 @@
+"""Hosted APIs that speak OpenAI's chat completions: OpenRouter and its like. Text only, no ids.
+
+OpenRouter's routing (`provider`) is sent as configured, and what answered is checked against it: a
+router may answer from another model or provider than the one asked for (OpenRouter ai-sdk-provider
+issue 153). `usage.cost` is US dollars. Reasoning comes under three names.
+"""
+
+import re
+from typing import Any
+
+import orjson
+
+from scripts.lib.config import Engine
+from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, as_count, post
+from scripts.lib.engines.chat import read_choice, reasoning_of, wire_messages
+
+
+class OpenAI:
+    """Adapter of an OpenAI-compatible API; endpoints are base URLs that end before `/chat/completions`."""
+
+    exact = False
+
+    def __init__(self, engine: Engine, served_model: str) -> None:
+        self.routing, self.served_model = engine.routing, served_model
+
+    def request(self, request: Request) -> Call:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": self.served_model,
+            "messages": wire_messages(request.messages),
+            "max_tokens": request.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": request.seed,
+        }
+        # Only what is set: APIs refuse parameters that they don't know.
+        optional = {
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+        }
+        body.update({name: value for name, value in optional.items() if value})
+        if sampling.repetition_penalty != 1.0:
+            body["repetition_penalty"] = sampling.repetition_penalty
+        if request.tools:
+            body["tools"] = orjson.loads(request.tools)
+        if self.routing is not None:
+            body["provider"] = self.routing.model_dump(exclude_none=True)
+        return post("/chat/completions", body)
+
+    def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
+        read = read_choice(reply, now)
+        if isinstance(read, Failure):
+            return read
+        body, choice, message = read
+        model, provider = str(body.get("model") or ""), str(body.get("provider") or "")
+        problem = self._not_as_asked(model, provider)
+        if problem:
+            return Failure("fatal", problem)
+        usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
+        content = message.get("content")
+        answer = Answer(
+            choice["finish_reason"],
+            text=content if isinstance(content, str) else "",
+            reasoning=reasoning_of(message),
+            prompt_tokens=as_count(usage.get("prompt_tokens")),
+            output_tokens=as_count(usage.get("completion_tokens")),
+            model=model,
+            provider=provider,
+            cost_usd=_dollars(usage.get("cost")),
+        )
+        if answer.finish_reason == "stop" and not answer.text and answer.reasoning:
+            answer.flags.append("answer_in_reasoning")
+        return answer
+
+    def _not_as_asked(self, model: str, provider: str) -> str | None:
+        """Why an answer is not from the model and provider that were asked for."""
+        if model and not _same_model(model, self.served_model):
+            return f"asked for the model `{self.served_model}`, `{model}` answered: pin another one or correct the name"
+        routing = self.routing
+        if routing is None or not provider:
+            return None
+        allowed = routing.only or (routing.order if routing.allow_fallbacks is False else None)
+        if allowed and not any(_same_provider(provider, name) for name in allowed):
+            return f"asked for the providers {', '.join(allowed)}, `{provider}` answered: the routing is not obeyed"
+        if any(_same_provider(provider, name) for name in routing.ignore or ()):
+            return f"provider `{provider}` answered though engine.routing.ignore names it"
+        return None
+
+    def abort(self, request_id: str) -> Call | None:
+        return None
+
+    def probe(self) -> list[Call]:
+        return [Call("GET", "/models")]
+
+    def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
+        body = (replies[0].json() if replies[0] else None) or {}
+        listed = body.get("data") if isinstance(body, dict) else None
+        listed = [model for model in listed or [] if isinstance(model, dict)]
+        mine = next((model for model in listed if model.get("id") == self.served_model), {})
+        return EngineFacts(
+            engine="openai",
+            models=tuple(str(model.get("id", "")) for model in listed),
+            context_length=as_count(mine.get("context_length")),
+        )
+
+
+def _same_model(answered: str, asked: str) -> bool:
+    """Whether names mean one model: routers append a date (`owner/name-0711`) and drop a variant (`:free`)."""
+    answered, asked = (name.lower().partition(":")[0] for name in (answered, asked))
+    if answered == asked or answered.rpartition("/")[2] == asked.rpartition("/")[2]:
+        return True
+    return re.fullmatch(re.escape(asked) + r"-[\d-]{4,}", answered) is not None
+
+
+def _same_provider(answered: str, asked: str) -> bool:
+    """Answers name providers for people (`Moonshot AI`), routing by slug (`moonshotai`, `deepinfra/fp8`)."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", name.lower().partition("/")[0])
+
+    return plain(answered) == plain(asked)
+
+
+def _dollars(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,60 @@
+"""A stream of server-sent events, folded into the body that the same server sends without streaming.
+
+Never asked for, but gateways stream all the same. Tolerates comment lines (`: OPENROUTER PROCESSING`),
+errors as events, and streams that just end: what lacks a finish reason is then no answer.
+"""
+
+from typing import Any
+
+import orjson
+
+from scripts.lib.engines.base import Failure, Reply
+
+_TEXTS = ("content", "reasoning_content", "reasoning")
+_LISTS = ("reasoning_details", "tool_calls")
+
+
+def is_stream(reply: Reply) -> bool:
+    """Whether a reply is an event stream."""
+    return "event-stream" in reply.headers.get("Content-Type", "") or reply.body[:5] == b"data:"
+
+
+def fold(body: bytes) -> dict[str, Any] | Failure:
+    """The chat body that the events add up to."""
+    whole: dict[str, Any] = {}
+    choice: dict[str, Any] = {"finish_reason": None}
+    message: dict[str, Any] = {}
+    chosen = False
+    for line in body.splitlines():
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if not data or data == b"[DONE]":
+            continue
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return Failure("retry", "the stream broke off within an event", billed=True)
+        if not isinstance(event, dict):
+            continue
+        if event.get("error"):
+            return {"error": event["error"]}
+        choices = event.pop("choices", None)
+        whole.update({key: value for key, value in event.items() if value is not None})
+        if not choices:
+            continue
+        chosen = True
+        part = choices[0]
+        delta = part.get("delta") or {}
+        for name in _TEXTS:
+            if isinstance(delta.get(name), str):
+                message[name] = (message.get(name) or "") + delta[name]
+        for name in _LISTS:
+            if isinstance(delta.get(name), list):
+                message[name] = message.get(name, []) + delta[name]
+        for key, value in part.items():
+            if key != "delta" and value is not None:
+                choice[key] = value
+    if not chosen:
+        return Failure("retry", "the stream ended without an answer", billed=True)
+    return {**whole, "choices": [{**choice, "message": message}]}

@@ -1,0 +1,88 @@
+"""vLLM: `/v1/completions` with our prompt ids, `return_token_ids` for the sampled ones.
+
+Chat completions would render the messages with the server's template; ids need no template. The stop
+token is among `token_ids`; `stop_reason` is its id when it came from `stop_token_ids`. A request whose
+client goes away is dropped by the server, there is no abort call.
+"""
+
+from scripts.lib.engines.base import (
+    Answer,
+    Call,
+    EngineFacts,
+    Failure,
+    Reply,
+    Request,
+    as_count,
+    check_ids,
+    post,
+)
+from scripts.lib.engines.chat import read_choice, stop_id
+
+
+class VLLM:
+    """Adapter of a vLLM server."""
+
+    exact = True
+
+    def __init__(self, served_model: str) -> None:
+        self.served_model = served_model
+
+    def request(self, request: Request) -> Call:
+        sampling = request.sampling
+        return post(
+            "/v1/completions",
+            {
+                "model": self.served_model,
+                "prompt": request.prompt_ids,
+                "max_tokens": request.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                # All are named: vLLM takes defaults from the model's generation_config otherwise.
+                "top_k": sampling.top_k or -1,
+                "min_p": sampling.min_p,
+                "repetition_penalty": sampling.repetition_penalty,
+                "presence_penalty": sampling.presence_penalty,
+                "frequency_penalty": sampling.frequency_penalty,
+                "stop_token_ids": list(request.stop_ids),
+                "seed": request.seed,
+                "return_token_ids": True,
+            },
+        )
+
+    def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
+        read = read_choice(reply, now)
+        if isinstance(read, Failure):
+            return read
+        body, choice, _ = read
+        ids = choice.get("token_ids")
+        if not isinstance(ids, list):
+            return Failure("fatal", "the server returns no token ids: vLLM >= 0.10.2 with `return_token_ids` is needed")
+        usage = body.get("usage") or {}
+        answer = Answer(
+            choice["finish_reason"],
+            output_ids=ids,
+            matched_stop=stop_id(choice),
+            text=choice.get("text"),
+            prompt_tokens=as_count(usage.get("prompt_tokens")),
+            output_tokens=as_count(usage.get("completion_tokens")),
+            model=body.get("model") or "",
+        )
+        # On the choice for completions, at the top for chat.
+        return check_ids(request, answer, choice.get("prompt_token_ids") or body.get("prompt_token_ids"))
+
+    def abort(self, request_id: str) -> Call | None:
+        return None
+
+    def probe(self) -> list[Call]:
+        return [Call("GET", "/v1/models"), Call("GET", "/version")]
+
+    def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
+        models, version = ((reply.json() if reply else None) or {} for reply in replies)
+        listed = [model for model in models.get("data") or [] if isinstance(model, dict)]
+        return EngineFacts(
+            engine="vllm",
+            version=version.get("version"),
+            models=tuple(str(model.get("id", "")) for model in listed),
+            context_length=as_count(listed[0].get("max_model_len")) if listed else None,
+            weights=listed[0].get("root") if listed else None,
+        )
