@@ -111,10 +111,16 @@ class Pool:
         server.test_at = self.clock() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**server.pauses)
         server.pauses += 1
 
-    def take_out(self, server: Server, reason: str) -> None:
-        """No more requests; those in flight are broken off, so that they can go elsewhere."""
+    def take_out(self, server: Server, reason: str, *, break_off: bool = True) -> None:
+        """No more requests; those in flight are broken off, so that they can go elsewhere.
+
+        Without `break_off` they may end: a router that has no worker for one request (sglang issue 13894), or
+        a proxy that failed one, is still working on the others, and what they have generated is paid for.
+        """
         server.status, server.reason = "out", reason
         server.test_at = self.clock()
+        if not break_off:
+            return
         for deadline in list(server.deadlines):
             deadline.reschedule(0)  # in the past: breaks off now
         server.deadlines.clear()
@@ -226,12 +232,12 @@ class Pool:
         """A request failed in a way that may be the server's fault; several in a row take it out."""
         server.failures += 1
         if server.status == "ready" and (suspect or server.failures >= _SUSPECT_AFTER):
-            self.take_out(server, reason)
+            self.take_out(server, reason, break_off=False)
 
     def check_progress(self) -> list[Server]:
-        """Take out servers that hold requests but show no sign of progress. Returns them."""
+        """Break off the requests of servers that show no sign of progress, and take them out. Returns them."""
         now = self.clock()
-        hung = [s for s in self.ready() if s.in_flight and now - s.last_sign > self.idle_seconds]
+        hung = [s for s in self.servers.values() if s.deadlines and now - s.last_sign > self.idle_seconds]
         for server in hung:
             self.take_out(server, f"no answer for {now - server.last_sign:.0f} s")
         return hung
