@@ -141,11 +141,16 @@ def main() -> None:
         config = parse_config(
             {"datasets": {"new": {"class": "B", "source": "x"}}, "merge": {"base": str(folder / "base")}}, "benchmark"
         )
+        new = options.samples - options.samples * 4 // 5
+        counts = {"prompts": new, "outcomes": {"ok": new}, "without_sample": {}, "rejects": {}}
+        summary = {"datasets": {"new": {**counts, "samples": new, "passed": new}}}
         plain, merged = [], []
         for _ in range(options.rounds):
             plain.append(measured(lambda: rewrite(files, folder / "plain.parquet")))
             (folder / "plain.parquet").unlink()
-            merged.append(measured(lambda: merge(config, shards, {}, folder / "out" / "training", lambda line: None)))
+            merged.append(
+                measured(lambda: merge(config, shards, summary, folder / "out" / "training", lambda line: None))
+            )
             shutil.rmtree(folder / "out")
         for label, runs in (("read and rewrite", plain), ("merge", merged)):
             seconds = statistics.median(run[0] for run in runs)

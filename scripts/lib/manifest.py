@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scripts.lib import durable, records, shuffle
+from scripts.lib import durable, funnel, records, shuffle
 from scripts.lib.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -45,8 +45,8 @@ class Input:
 class Manifest:
     """The ledger of one corpus version. Holds no time and no absolute path: equal inputs, equal bytes.
 
-    `datasets[name]` adds up: `read` = `rows` + the sum of `dropped`; `funnel` holds what the
-    stages before counted, from source rows to the rows read here.
+    `datasets[name]` adds up: `read` = `rows` + the sum of `dropped`; its `funnel` tells what the stages
+    before counted, and ends with the `passed` samples that were read from shards here.
     """
 
     version: str
@@ -233,6 +233,10 @@ def _check_ledger(path: Path, manifest: Manifest, seen: dict[str, Counter]) -> l
         problems += _unequal(f"{path}: dataset {name}", seen.get(name, Counter()), entry)
         if entry["read"] != entry["rows"] + sum(entry["dropped"].values()):
             problems.append(f"{path}: dataset {name}: rows and dropped don't add up to the {entry['read']} read")
+        if "funnel" in entry:
+            problems += [f"{path}: dataset {name}: {one}" for one in funnel.imbalances(entry["funnel"])]
+            if entry["funnel"]["passed"] != entry["read"] - entry["from_base"]:
+                problems.append(f"{path}: dataset {name}: other samples were read than passed validation")
     problems += _unequal(str(path), sum(seen.values(), Counter()), manifest.totals)
     read = sum(one.rows for one in manifest.inputs)
     if read != sum(entry["read"] for entry in manifest.datasets.values()):

@@ -6,7 +6,7 @@ that was there stays whole until the new one takes its place in one rename (see 
 
 import resource
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scripts.lib import base_corpus, durable, publish, records
+from scripts.lib import base_corpus, durable, funnel, publish, records
 from scripts.lib.base_corpus import Source
 from scripts.lib.config import Config, stage_settings
 from scripts.lib.errors import UserError
@@ -42,6 +42,7 @@ class Counts:
     """What became of one dataset's samples in the merge."""
 
     read: int = 0
+    from_base: int = 0  # of those read
     rows: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
@@ -55,7 +56,8 @@ def merge(
 ) -> Manifest:
     """Merge validated shards and `merge.base` into a new version and let `training` point to it.
 
-    `summary` is that of validation; its counts go into the manifest and must fit the shards. Of two
+    `summary` is that of validation; its counts go into the manifest and must fit the shards, as must the
+    reports of prompts beside `training` if there are any. Of two
     samples with one id the newer wins: shards over the base, later files over earlier ones. Nothing
     is written when the current corpus was made from the same inputs. Raises UserError for inputs
     that don't fit together, when the disk is too small, and when another writer is at work.
@@ -67,7 +69,8 @@ def merge(
         if not sources:
             raise UserError("merge: no validated shard and no merge.base is given")
         settings = stage_settings(config, "training")
-        version = version_of(settings, sources, summary)
+        counted = funnel.funnels(summary, training.parent / "prompts")
+        version = version_of(settings, sources, counted)
         directory = publish.corpora(training) / version
         if directory.is_dir():
             manifest = require_whole(directory)
@@ -76,15 +79,15 @@ def merge(
             directory.parent.mkdir(parents=True, exist_ok=True)
             _require_space(sources, directory.parent)
             with publish.staging(directory) as folder:
-                manifest = _build(config, settings, version, sources, summary, folder, say)
+                manifest = _build(config, settings, version, sources, counted, folder, say)
         publish.swap(training, directory)
     return manifest
 
 
-def version_of(settings: dict, sources: list[Source], summary: dict) -> str:
+def version_of(settings: dict, sources: list[Source], funnels: dict) -> str:
     """The name of the corpus that these inputs make: 16 hex digits."""
     inputs = [[source.name, source.kind, source.sha256] for source in sources]
-    return digest({"settings": settings, "inputs": inputs, "summary": summary})[:16]
+    return digest({"settings": settings, "inputs": inputs, "funnels": funnels})[:16]
 
 
 def _require_space(sources: list[Source], directory: Path) -> None:
@@ -97,7 +100,7 @@ def _build(
     settings: dict[str, Any],
     version: str,
     sources: list[Source],
-    summary: dict[str, Any],
+    funnels: dict[str, dict[str, Any]],
     folder: Path,
     say: Callable[[str], None],
 ) -> Manifest:
@@ -110,7 +113,7 @@ def _build(
         for batch in ahead(base_corpus.batches(source, target.get("vocab_size"))):
             buckets.add(_weighted(batch, source, config, counts))
         say(f"merge: read {source.name}: {source.rows} samples")
-    _check_accounting(counts, sources, summary)
+    _check_accounting(counts, funnels)
 
     provenance = {"stage": "training", "version": version, "settings": settings, "target": target}
     parts = PartWriter(folder, config.merge.rows_per_part, provenance)
@@ -128,7 +131,7 @@ def _build(
         version=version,
         totals={name: sum(getattr(part, name) for part in parts.parts) for name in COUNTED},
         parts=parts.parts,
-        datasets={name: _ledger(name, counts[name], summary) for name in sorted(counts)},
+        datasets={name: _ledger(counts[name], funnels.get(name)) for name in sorted(counts)},
         settings=settings,
         target=target,
         inputs=[
@@ -162,7 +165,9 @@ def _weighted(batch: pa.RecordBatch, source: Source, config: Config, counts: dic
     """Count a batch's rows by dataset and keep the share that the weights tell, by seeded hash of the prompt."""
     present = _value_counts(batch["dataset"])
     for name, number in present:
-        counts.setdefault(name, Counts()).read += number
+        one = counts.setdefault(name, Counts())
+        one.read += number
+        one.from_base += number if source.kind == "base" else 0
     weights = {name: _weight(name, source, config) for name, _ in present}
     if all(weight >= 1 for weight in weights.values()):
         return batch
@@ -273,8 +278,17 @@ class PartWriter:
         self._finish_part()
 
 
-def _check_accounting(counts: dict[str, Counts], sources: list[Source], summary: dict[str, Any]) -> None:
+def _check_accounting(counts: dict[str, Counts], funnels: dict[str, dict[str, Any]]) -> None:
     """Raise UserError when the shards hold other numbers of samples than validation passed."""
+    for name in sorted(counts.keys() | funnels.keys()):
+        one = counts.get(name, Counts())
+        read = one.read - one.from_base
+        passed = funnels[name]["passed"] if name in funnels else 0
+        if read != passed:
+            raise UserError(
+                f"merge: the shards of {name} hold {read} samples, the summary of validation says {passed} passed: "
+                "give all shards of one run, and its summary"
+            )
 
 
 def _one_target(sources: list[Source]) -> tuple[dict[str, Any], list[str]]:
@@ -312,17 +326,11 @@ def _refuse_mixed_origin(counts: dict[str, Counts]) -> None:
         )
 
 
-def _ledger(name: str, counts: Counts, summary: dict[str, Any]) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "read": counts.read,
-        "dropped": counts.dropped,
-        "rows": counts.rows,
-        "tokens": counts.tokens,
-        "supervised_tokens": counts.supervised_tokens,
-        "ids_origin": dict(sorted(counts.ids_origin.items())),
-        "outcome": dict(sorted(counts.outcome.items())),
-    }
-    return entry
+def _ledger(counts: Counts, funnel: dict[str, Any] | None) -> dict[str, Any]:
+    ledger = asdict(counts)
+    for name in ("ids_origin", "outcome"):
+        ledger[name] = dict(sorted(ledger[name].items()))
+    return ledger | ({"funnel": funnel} if funnel else {})
 
 
 def receipt(manifest: Manifest) -> dict[str, Any]:

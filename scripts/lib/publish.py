@@ -81,11 +81,11 @@ def remove(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging(directory: Path) -> Iterator[Path]:
-    """Yield a new folder beside `directory`; on success make its files durable and rename it to `directory`.
+def staging(directory: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield a new folder beside `directory`; on success rename it to `directory`, durably.
 
-    Files inside should be closed and fsynced by whoever writes them (`durable`); the folder is
-    removed on an exception.
+    Files inside must be closed and fsynced by whoever writes them (`durable`); the folder is removed
+    on an exception. With `replace`, a `directory` that is there makes way, just before the rename.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = directory.with_name(f".{directory.name}{STAGING_SUFFIX}")
@@ -94,6 +94,8 @@ def staging(directory: Path) -> Iterator[Path]:
     try:
         yield temporary
         durable.fsync_directory(temporary)
+        if replace and directory.exists():
+            shutil.rmtree(directory)
         os.rename(temporary, directory)
         durable.fsync_directory(directory.parent)
     finally:

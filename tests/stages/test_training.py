@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from scripts import backup_training, merge_training, restore_training, verify_training
-from tests.corpora import bytes_of, shards
+from tests.corpora import bytes_of, shards, summary_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,7 @@ class Commands:
         self.folder = folder
         self.training = folder / "results/training"
         self.validated = shards(folder / "results/validated")
-        (folder / "results/validated/summary.json").write_text("{}")
+        (folder / "results/validated/summary.json").write_text(json.dumps(summary_of(self.validated)))
         self.configure({})
 
     def configure(self, merge: dict):

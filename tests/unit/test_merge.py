@@ -4,11 +4,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from scripts.lib import durable, publish, records
 from scripts.lib import merge as merge_module
-from scripts.lib import publish, records
 from scripts.lib.errors import UserError
 from scripts.lib.manifest import read_manifest, verify
-from tests.corpora import bytes_of, config, corpus, rows_of, sample, shard, shards
+from tests.corpora import bytes_of, config, corpus, rows_of, sample, shard, shards, summary_of
 
 
 def test_every_sample_arrives_once_and_unchanged(tmp_path):
@@ -212,3 +212,71 @@ def test_something_else_at_the_corpus_place_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="training: is not a link to a corpus version"):
         corpus(tmp_path)
     assert (tmp_path / "training/precious").read_text() == "mine"
+
+
+def with_report(folder, name, rows, dropped):
+    report = folder / "prompts" / name / "report.json"
+    report.parent.mkdir(parents=True)
+    reasons = {reason: {"count": count, "meaning": "", "examples": []} for reason, count in dropped.items()}
+    durable.write_json(report, {"rows": rows, "kept": rows - sum(dropped.values()), "reasons": reasons})
+
+
+def test_the_funnel_runs_from_source_to_corpus(tmp_path):
+    paths = shards(tmp_path / "validated")
+    summary = summary_of(paths)
+    summary["datasets"]["alpha"] |= {
+        "prompts": 50,
+        "outcomes": {"ok": 45, "empty": 5},
+        "without_sample": {"empty": 5},
+        "samples": 45,
+        "rejects": {"degenerate_tail": 5},
+    }
+    with_report(tmp_path, "alpha", 60, {"duplicate": 7, "empty_turn": 3})
+    entry = corpus(tmp_path, config(weights={"alpha": 0.5}), paths, summary).datasets["alpha"]
+    assert entry["funnel"] == {
+        "source_rows": 60,
+        "dropped": {"duplicate": 7, "empty_turn": 3},
+        "kept": 50,
+        "prompts": 50,
+        "outcomes": {"ok": 45, "empty": 5},
+        "without_sample": {"empty": 5},
+        "samples": 45,
+        "rejected": {"degenerate_tail": 5},
+        "passed": 40,
+    }
+    assert entry["read"] == 40 == entry["rows"] + entry["dropped"]["weight"]
+    assert verify(tmp_path / "training")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"passed": 39, "samples": 39},
+            "the shards of alpha hold 40 samples, the summary of validation says 39 passed",
+        ),
+        ({"samples": 41}, "alpha: rejected and passed don't add up to the 41 samples"),
+        ({"outcomes": {"ok": 39}}, "alpha: the outcomes don't add up to the 40 prompts"),
+        ({"without_sample": {"empty": 1}}, "alpha: 1 prompts without sample ended as empty, more than there are"),
+        ({"prompts": 41, "outcomes": {"ok": 41}}, "alpha: 40 prompts were prepared, 41 were validated"),
+    ],
+)
+def test_a_funnel_that_leaks_stops_the_merge(tmp_path, change, message):
+    paths = shards(tmp_path / "validated")
+    summary = summary_of(paths)
+    summary["datasets"]["alpha"] |= change
+    with_report(tmp_path, "alpha", 40, {})
+    with pytest.raises(UserError, match=message):
+        corpus(tmp_path, paths=paths, summary=summary)
+    assert not (tmp_path / "training").exists()
+
+
+def test_a_missing_or_foreign_summary_stops_the_merge(tmp_path):
+    paths = shards(tmp_path / "validated")
+    with pytest.raises(UserError, match="alpha hold 40 samples, the summary of validation says 0 passed"):
+        corpus(tmp_path, paths=paths, summary={})
+    with pytest.raises(UserError, match="alpha: has no 'prompts'"):
+        corpus(tmp_path, paths=paths, summary={"datasets": {"alpha": {}}})
+    forgotten = [path for path in paths if path.parent.name == "alpha"]
+    with pytest.raises(UserError, match="the shards of beta hold 0 samples, the summary of validation says 40 passed"):
+        corpus(tmp_path, paths=forgotten, summary=summary_of(paths))

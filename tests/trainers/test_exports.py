@@ -1,0 +1,119 @@
+"""Every export through the own loader of the trainer that it is for, sample by sample."""
+
+import random
+from dataclasses import asdict
+
+import pytest
+
+from scripts.lib.config import parse_config
+from scripts.lib.exports import export
+from scripts.lib.target import load_target
+from scripts.lib.tokenizer_sources import prepare_target
+from tests.conversations import answered, text, with_tools
+from tests.corpora import config, corpus, rows_of, shard
+
+pytestmark = pytest.mark.trainers
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    prepare_target(parse_config({"datasets": {"alpha": {"class": "B", "source": "x"}}}, "test"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(target_folder):
+    return load_target(target_folder)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory, target):
+    """Sixty conversations of one to three turns."""
+    folder = tmp_path_factory.mktemp("corpus")
+    samples = [answered(target, number, turns=1 + number % 3) for number in range(60)]
+    corpus(folder, config(("alpha",)), [shard(folder / "alpha/000.parquet", samples, target.provenance())])
+    return folder / "training"
+
+
+@pytest.fixture
+def exported(training, target, tmp_path):
+    def made(name):
+        export(name, training, target, tmp_path / name, say=lambda line: None)
+        return tmp_path / name
+
+    return made
+
+
+@pytest.mark.parametrize("loader", ["specforge_tokens", "speculators", "datasets_json"])
+def test_tokens_and_masks_survive(exported, load, training, target_folder, loader):
+    rows = load(loader, exported("tokens"), target_folder)
+    expected = [(row.input_ids, row.loss_mask) for row in rows_of(training)]
+    assert [(row["input_ids"], row["loss_mask"]) for row in rows] == expected
+
+
+def answers(training):
+    """What a trainer should see of each answer: ids up to its stop token, and its mask, the last answer's only."""
+    for row in rows_of(training):
+        ends = [at + 1 for at, one in enumerate(row.loss_mask) if one and row.loss_mask[at + 1 : at + 2] != [1]]
+        for end in ends:
+            start = end
+            while row.loss_mask[start - 1]:
+                start -= 1
+            yield tuple(row.input_ids[:end]), (0,) * start + (1,) * (end - start)
+
+
+def test_specforge_makes_the_same_ids_and_masks_of_conversations(exported, load, training, target_folder):
+    rows = load("specforge_conversations", exported("specforge"), target_folder)
+    # The template ends with a line break after the stop token, which no engine samples.
+    seen = {(tuple(row["input_ids"][:-1]), tuple(row["loss_mask"][:-1])) for row in rows}
+    assert seen == set(answers(training))
+    assert len(rows) == len(seen)
+
+
+@pytest.mark.parametrize("loader", ["model_optimizer", "automodel"])
+def test_messages_give_the_same_ids(exported, load, training, target_folder, loader):
+    rows = load(loader, exported("messages"), target_folder)
+    assert {tuple(row["input_ids"][:-1]) for row in rows} == {ids for ids, _ in answers(training)}
+
+
+def test_datasets_folder_holds_every_column(exported, load, training, target_folder):
+    rows = load("datasets_folder", exported("datasets"), target_folder)
+    assert rows == [asdict(row) for row in rows_of(training)]
+
+
+def plain(messages):
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def test_angelslim_features_fit(exported, load, training, target_folder):
+    rows = load("angelslim", exported("angelslim"), target_folder)
+    assert rows == [{"id": row.id, "conversations": plain(row.messages)} for row in rows_of(training)]
+
+
+@pytest.mark.parametrize("name", ["deepspec", "torchspec"])
+def test_conversations_load(exported, load, training, target_folder, name):
+    rows = load("datasets_json", exported(name), target_folder)
+    assert [row["conversations"] for row in rows] == [plain(row.messages) for row in rows_of(training)]
+
+
+def test_eagle_rows_load(exported, load, training, target_folder):
+    rows = load("datasets_json", exported("eagle"), target_folder)
+    assert [[turn["value"] for turn in row["conversations"]] for row in rows] == [
+        [message.content for message in row.messages] for row in rows_of(training)
+    ]
+
+
+@pytest.mark.parametrize(("name", "loader"), [("specforge", "specforge_conversations"), ("messages", "automodel")])
+def test_rare_keys_do_not_stop_the_load(load, target, target_folder, tmp_path, name, loader):
+    """One thought, one tool call, one tool definition, far behind the first block that `datasets` looks at."""
+    filler = text(random.Random(0), 1500)
+    samples = [answered(target, number) for number in range(1800)]
+    for sample in samples:
+        sample.messages[0].content = filler
+    samples.append(with_tools(target, 5000))
+    corpus(tmp_path, config(("alpha",)), [shard(tmp_path / "alpha/000.parquet", samples, target.provenance())])
+    export(name, tmp_path / "training", target, tmp_path / name, say=lambda line: None)
+    (file,) = (tmp_path / name / "data").iterdir()
+    assert file.stat().st_size > 11 << 20
+    assert len(load(loader, tmp_path / name, target_folder)) == len(samples)
