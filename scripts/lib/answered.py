@@ -11,7 +11,7 @@ import os
 import shutil
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from scripts.lib import durable
 from scripts.lib.errors import UserError
-from scripts.lib.journal import Journal, scan
+from scripts.lib.journal import HEADER, Journal, encode, scan
 from scripts.lib.provenance import differences
 from scripts.lib.records import (
     OUTCOMES,
@@ -211,40 +211,46 @@ class Answered:
             self.finished, self.unused = FinishedFile(self.finished_path), FinishedFile(self.unused_path)
             self.partial: dict[str, Partial] = {}
             self.totals = Totals()
-            self._load()
+            self.arrived = IdIndex()
+            self.journal.recover(self._take)
+            self.totals.merge(self.finished.totals)
             self._check(state, dataset)
+            if self.journal.recorded not in (None, identity):
+                self.journal.replace([])  # nothing but a header of other settings
             self.journal.begin()
         except BaseException:
             self.journal.close()
             raise
 
-    def _load(self) -> None:
-        self.arrived = IdIndex()
-
-        def take(offset: int, head: list, body: bytes) -> None:
-            kind, id = head[0], head[1]
-            if kind == DONE:
-                self.arrived.add(id, offset)
-                self.partial.pop(id, None)
-                self.totals.add(*head[2:])
-            elif kind == VOID:
-                self.arrived.add(id, -1)
+    def _take(self, offset: int, head: list, body: bytes) -> None:
+        """Take in one record of the journal."""
+        kind, id = head[0], head[1]
+        if kind == DONE:
+            self.arrived.add(id, offset)
+            self.partial.pop(id, None)
+            self.totals.add(*head[2:])
+        elif kind == VOID:
+            self.arrived.add(id, -1)
+            self.partial.pop(id, None)
+            if len(head) > 2:
                 self.totals.subtract(*head[2:])
-            elif kind == TURN:
-                partial = self.partial.setdefault(id, Partial())
-                partial.turns.append(Turn(**orjson.loads(body)))
-                partial.part = None
-            elif kind == PART:
-                self.partial.setdefault(id, Partial()).part = Turn(**orjson.loads(body))
+        elif kind == TURN:
+            partial = self.partial.setdefault(id, Partial())
+            partial.turns.append(Turn(**orjson.loads(body)))
+            partial.part = None
+        elif kind == PART:
+            self.partial.setdefault(id, Partial()).part = Turn(**orjson.loads(body))
 
-        self.journal.recover(take)
-        self.totals.merge(self.finished.totals)
+    def _index_journal(self) -> None:
+        """Read the journal again: while a job runs, nobody needs to know where its answers lie."""
+        self.arrived, self.partial, self.totals = IdIndex(), {}, Totals()
+        for offset, head, body in scan(self.journal.path):
+            if head is not None and head[0] != HEADER:
+                self._take(offset, head, body)
 
     def _check(self, state: Path, dataset: str) -> None:
         """Refuse answers that were made with other settings, naming each setting."""
-        recorded = self.journal.recorded
-        if self.journal.empty or recorded is None:
-            recorded = None
+        recorded = None if self.journal.empty else self.journal.recorded
         if recorded is None and self.finished_path.exists():
             recorded = read_provenance(self.finished_path).get("identity")
         if recorded is None or recorded == self.identity:
@@ -284,9 +290,25 @@ class Answered:
         """Journal a truncated answer that is to be continued or asked again with more room."""
         self.journal.append([PART, id], turn)
 
-    def void(self, id: str, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
-        """Journal that an answer is not to be trusted: its prompt is asked again."""
-        self.journal.append([VOID, id, outcome, input_tokens, output_tokens, cost_usd], None)
+    def void(self, ids: Container[str]) -> dict[str, tuple]:
+        """Journal that what came of these prompts is not to be trusted: they are asked again.
+
+        Returns (outcome, input tokens, output tokens, US dollars) of those that had their outcome.
+        """
+        self.journal.write()
+        counts: dict[str, tuple] = {}
+        begun: set[str] = set()
+        for _, head, _ in scan(self.journal.path):
+            if head is None or head[1] not in ids:
+                continue
+            begun.add(head[1])
+            if head[0] == DONE:
+                counts[head[1]] = tuple(head[2:])
+            elif head[0] == VOID:
+                counts.pop(head[1], None)
+        for id in sorted(begun):
+            self.journal.append([VOID, id, *counts.get(id, ())], None)
+        return counts
 
     def finish(
         self, prompts: Path, output: Path, unpaid: Callable[[str], str | None], provenance: dict
@@ -308,10 +330,10 @@ class Answered:
         if self.journal.empty and self.finished.order == order.hexdigest():
             outcomes = self.finished.totals.outcomes
         else:
-            self._reload_arrived()
+            self._index_journal()
             self._keep_unused(here, provenance)
             outcomes = self._write_finished(prompts, unpaid, provenance)
-            self.journal.clear()
+            self._empty_journal()
         if outcomes.total() != len(here):
             raise UserError(
                 f"{prompts}: {len(here)} different prompts, {outcomes.total()} outcomes: make the prompts again"
@@ -319,12 +341,14 @@ class Answered:
         link(self.finished_path, output)
         return outcomes
 
-    def _reload_arrived(self) -> None:
-        """Index what this run has journalled; while it ran, nobody needed it."""
-        self.arrived = IdIndex()
-        for offset, head, _ in scan(self.journal.path):
-            if head and head[0] in (DONE, VOID):
-                self.arrived.add(head[1], offset if head[0] == DONE else -1)
+    def _empty_journal(self) -> None:
+        """Forget what is now in the finished file; keep the turns of conversations that ran out of budget."""
+        kept = []
+        for id, partial in self.partial.items():
+            kept += [encode([TURN, id], turn) for turn in partial.turns]
+            if partial.part is not None:
+                kept.append(encode([PART, id], partial.part))
+        self.journal.replace(kept)
 
     def _write_finished(self, prompts: Path, unpaid: Callable[[str], str | None], provenance: dict) -> Counter[str]:
         totals = Totals()

@@ -24,13 +24,15 @@ class Work:
     pauses: int = 0  # backoffs in a row
     successes_seen: int = -1  # the pool's successes at the last failure
     avoid: str | None = None  # endpoint that failed last
-    reason: str = ""
+    repeats: int = 0  # sends that had to be made again
 
 
 class Backlog:
     """Hands out work to many workers; knows when there is none left. Retries come before new prompts."""
 
-    def __init__(self, prompts: Iterator[Work], clock: Callable[[], float]) -> None:
+    def __init__(self, prompts: Iterator[Work], clock: Callable[[], float], most_waiting: int) -> None:
+        """New prompts are not taken from the stream while `most_waiting` pieces wait for another try."""
+        self._most_waiting = most_waiting
         self._streams = deque([prompts])
         self._clock = clock
         self._delayed: list[tuple[float, int, Work]] = []
@@ -58,7 +60,7 @@ class Backlog:
     def _ready(self) -> Work | None:
         if self._delayed and self._delayed[0][0] <= self._clock():
             return heapq.heappop(self._delayed)[2]
-        while self._streams:
+        while self._streams and len(self._delayed) < self._most_waiting:
             work = next(self._streams[0], None)
             if work is not None:
                 return work
@@ -82,6 +84,11 @@ class Backlog:
         """More work, after what there is."""
         self._streams.append(prompts)
         self._wake_all()
+
+    @property
+    def open(self) -> bool:
+        """Whether there may be work."""
+        return bool(self._streams or self._delayed or self._active)
 
     @property
     def waiting(self) -> int:

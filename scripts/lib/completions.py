@@ -7,12 +7,14 @@ it asks only for what is missing.
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,24 +22,26 @@ from typing import Any
 from scripts.lib import durable
 from scripts.lib.answered import Answered, prompt_ids, read_prompts, token_counts
 from scripts.lib.backlog import Backlog, Work
+from scripts.lib.budget import Amount, Budget
 from scripts.lib.canary import Canary
 from scripts.lib.config import Config, stage_settings
 from scripts.lib.dialogue import Dialogue, Step
 from scripts.lib.engines import adapter_for
-from scripts.lib.engines.base import Answer, EngineFacts, Failure, Request
+from scripts.lib.engines.base import Answer, Failure, Reply, Request
 from scripts.lib.errors import UserError
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.pool import Pool, Server
-from scripts.lib.progress import Figures, Meter, ProgressFile, Status, line
+from scripts.lib.progress import Meter, ProgressFile, Status, duration, line
 from scripts.lib.provenance import code_version
 from scripts.lib.records import read_provenance
+from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target, load_target
 from scripts.lib.transport import Transport, require_descriptors
 
 _LINE_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # at the lease: share, endpoints, load
-_RAMP_SECONDS = 0.05
-_SYNC_SECONDS = 1.0
+_SAVE_SECONDS = 1.0
+_BUDGET_SECONDS = 0.5
+_WARN_SECONDS = 10.0
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
 
@@ -85,8 +89,9 @@ def identity(config: Config, dataset: str, target: Target) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """One line on stderr, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """One line on stderr, at once. A reader that has gone (tee, a terminal) doesn't stop the work."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def generate(shard: Shard) -> None:
@@ -102,6 +107,10 @@ def generate(shard: Shard) -> None:
         asyncio.run(Generation(shard, target, answered).run())
     except Stopped as stop:
         raise SystemExit(128 + stop.number) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"{shard.state}: {error.strerror}: free some space and run again, nothing is lost") from None
     finally:
         answered.close()
 
@@ -114,21 +123,35 @@ class Generation:
         self.shard, self.config, self.target, self.answered = shard, config, target, answered
         self.settings = config.transport
         dataset = config.datasets[shard.dataset]
-        self.lane = config.lanes[dataset.lane]
-        self.lane_name = dataset.lane
+        self.lane, self.lane_name = config.lanes[dataset.lane], dataset.lane
         self.adapter = adapter_for(config)
+        if dataset.truncation == "continue" and not self.adapter.exact:
+            raise UserError(
+                f"datasets.{shard.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
+            )
         self.clock = time.monotonic
-        self.jitter = random.Random()
         self.dialogue = Dialogue(
-            target, shard.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, self.jitter
+            target, shard.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, random.Random()
         )
         self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
         self.meter = Meter(shard.name, 0, self.clock)
         self.files = ProgressFile(shard.state, config, shard.dataset, shard.shard)
-        self.facts: EngineFacts | None = None
-        self.mean_output = float(self.lane.max_tokens) / 4  # smoothed; a guess before the first answer
+        totals = answered.totals
+        self.budget = Budget(
+            shard.state,
+            config,
+            shard.dataset,
+            shard.shard,
+            Amount(totals.input_tokens + totals.output_tokens, totals.cost_usd),
+        )
+        self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
         self.status: Status = "waiting"
-        self.warned: dict[str, float] = {}
+        self.supervisor: Supervisor | None = None
+        self._warned: dict[str, float] = {}  # when a kind of failure was last told
+        self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
+
+    def say(self, text: str) -> None:
+        say(f"{self.shard.name} {text}")
 
     # --- the whole ---
 
@@ -141,16 +164,14 @@ class Generation:
                 require_descriptors(self.lane.concurrency)
                 with lease(self.config, self.shard.target, self.shard.state, self.lane_name) as held:
                     await self._ask_all(held)
-            outcomes = self.answered.finish(
-                self.shard.prompts, self.shard.output, self._over_budget, self._provenance()
-            )
+            outcomes = self._finish()
         except BaseException as error:
             await self._report("stopped" if isinstance(error, Stopped) else "failed")
             raise
         self.meter.outcomes = outcomes
         await self._report("done")
         counts = ", ".join(f"{count} {name}" for name, count in outcomes.most_common() if count)
-        say(f"{self.shard.name} done: {outcomes.total()} prompts ({counts})")
+        self.say(f"done: {outcomes.total()} prompts ({counts})")
 
     def _count(self) -> int:
         """Count what there is and what is left; say both."""
@@ -160,45 +181,63 @@ class Generation:
             left += id not in self.answered
         totals = self.answered.totals
         self.meter.total = total
-        self.meter.resume(totals.outcomes, totals.input_tokens, totals.output_tokens, totals.cost_usd)
-        say(f"{self.shard.name} {total} prompts, {total - left} answered before, {left} left")
+        self.meter.resume(totals.outcomes, totals.input_tokens, totals.output_tokens, self.budget.spent.cost)
+        self.say(f"{total} prompts, {total - left} answered before, {left} left")
         if self.answered.journal.damaged:
-            say(f"{self.shard.name} warning: {self.answered.journal.damaged} damaged journal lines; asked again")
+            self.say(
+                f"warning: {self.answered.journal.damaged} damaged lines in the journal: those prompts are asked again"
+            )
         return left
 
     async def _ask_all(self, held: Lease) -> None:
         """Ask until every prompt has its outcome, or something stops the job."""
-        async with self._session() as self.transport:
-            self.canary = Canary(self.config, self.target, self.adapter, self.transport)
-            self.backlog = Backlog(self._work(), self.clock)
-            stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            with _signals(stop):
+        stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with _signals(stop):
+            async with self._session() as self.transport:
+                canary = Canary(self.config, self.target, self.adapter, self.transport)
+                self.supervisor = supervisor = Supervisor(
+                    self.config,
+                    self.lane.concurrency,
+                    held,
+                    self.pool,
+                    canary,
+                    self.transport,
+                    self._distrust,
+                    self.say,
+                )
+                self.backlog = Backlog(self._work(), self.clock, 2 * self.lane.concurrency)
                 helpers = [
-                    asyncio.create_task(self._keep_endpoints(held)),
-                    asyncio.create_task(self._keep_ramp()),
-                    asyncio.create_task(self._keep_synced()),
-                    asyncio.create_task(self._keep_reporting()),
+                    asyncio.create_task(helper)
+                    for helper in (supervisor.run(), self._keep_saved(), self._keep_reporting())
                 ]
-                workers = [asyncio.create_task(self._worker()) for _ in range(self.lane.concurrency)]
+                workers: list[asyncio.Task] = []
                 try:
-                    await _first_trouble([stop, *helpers], workers)
+                    while self.backlog.open:
+                        workers = [asyncio.create_task(self._worker()) for _ in range(self.lane.concurrency)]
+                        await _first_trouble([stop, *helpers], workers)
+                        # A bad canary puts prompts back into the backlog.
+                        await _first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
                 finally:
                     for task in (*helpers, *workers):
                         task.cancel()
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
                     self.answered.journal.write()
+                    self.budget.save(give_back=True)
 
     def _session(self) -> Transport:
         headers = {}
-        if self.config.engine.api_key_env:
-            key = os.environ.get(self.config.engine.api_key_env)
+        name = self.config.engine.api_key_env
+        if name:
+            key = os.environ.get(name)
             if not key:
-                raise UserError(f"environment variable {self.config.engine.api_key_env} holds no API key: set it")
+                raise UserError(
+                    f"engine.api_key_env: the environment variable {name} is not set: put the API key there"
+                )
             headers["Authorization"] = f"Bearer {key}"
         return Transport(headers, through_proxy=self.config.engine.kind == "openai")
 
-    def _work(self) -> Iterator[Work]:
-        for prompt in read_prompts(self.shard.prompts, lambda id: id not in self.answered):
+    def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
+        for prompt in read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered)):
             partial = self.answered.partial.pop(prompt.id, None)
             yield Work(prompt, partial.turns, partial.part) if partial else Work(prompt)
 
@@ -209,57 +248,97 @@ class Generation:
             step = await self._advance(work)
             if step.kind == "again":
                 self.backlog.again(work, step.delay)
+                continue
+            if step.completion is None:
+                self.meter.add("over_budget", 0, 0)
             else:
-                assert step.completion is not None
-                counts = token_counts(step.completion.turns)
-                self.answered.done(step.completion, *counts)
-                self.meter.add(step.completion.outcome, *counts)
-                self.backlog.finished()
+                input_tokens, output_tokens, cost = token_counts(step.completion.turns)
+                self.answered.done(step.completion, input_tokens, output_tokens, cost)
+                self.meter.add(step.completion.outcome, input_tokens, output_tokens)
+            self.backlog.finished()
 
     async def _advance(self, work: Work) -> Step:
-        """Ask turn after turn until the prompt is done or has to wait."""
+        """Ask turn after turn until the prompt is done, has to wait, or can't be paid (`done` without completion)."""
         while True:
+            self._forget_tainted(work)
             request = self.dialogue.next_request(work)
             if isinstance(request, Step):
                 return request
-            step = await self._ask(work, request)
+            while (reserved := self.budget.reserve(len(request.prompt_ids), request.max_tokens)) == "wait":
+                await asyncio.sleep(_BUDGET_SECONDS)
+            if reserved == "never":
+                return Step("done")
+            step = await self._ask(work, request, reserved)
+            if self._forget_tainted(work):
+                continue
             if step.kind == "turn":
-                assert step.turn is not None
                 self.answered.turn(work.prompt.id, step.turn)
             elif step.kind == "part":
-                assert step.turn is not None
                 self.answered.part(work.prompt.id, step.turn)
             else:
                 return step
 
-    async def _ask(self, work: Work, request: Request) -> Step:
+    async def _ask(self, work: Work, request: Request, reserved: Amount) -> Step:
         """Send one request and see what its answer or failure means."""
         expected = min(float(request.max_tokens), self.mean_output) + _PROMPT_COST * len(request.prompt_ids)
-        server = await self.pool.acquire(expected, work.avoid)
-        self.meter.in_flight += 1
-        begun = self.clock()
+        used = Amount()
+        try:
+            server = await self.pool.acquire(expected, work.avoid)
+            begun = self.clock()
+            reply = await self._send(server, request, expected)
+            if isinstance(reply, Failure):
+                result: Answer | Failure = reply
+            else:
+                result = self.adapter.read(request, reply, time.time())
+            if isinstance(result, Answer):
+                used = self._used(request, result)
+                step = self._take_answer(work, request, server, result, self.clock() - begun)
+                if isinstance(step, Step):
+                    return step
+                result = step
+            elif result.billed:
+                used = Amount(0, reserved.cost)
+        finally:
+            self.budget.settle(reserved, used)
+            self.meter.cost_usd += used.cost
+        return await self._failed(work, request, server, result)
+
+    async def _send(self, server: Server, request: Request, expected: float) -> Reply | Failure:
+        """One request on its place in the pool, with a deadline that the pool may move."""
+        call = self.adapter.request(request)
         seconds = self.settings.base_seconds + request.max_tokens / self.settings.min_tokens_per_second
         deadline = asyncio.timeout(seconds)
         server.deadlines.add(deadline)
+        self.meter.in_flight += 1
         try:
-            work.sends += 1
-            reply = await self.transport.call(server.url, self.adapter.request(request), deadline)
+            return await self.transport.call(server.url, call, deadline)
         finally:
-            server.deadlines.discard(deadline)
             self.meter.in_flight -= 1
+            server.deadlines.discard(deadline)
             self.pool.release(server, expected)
-        took = self.clock() - begun
-        result = reply if isinstance(reply, Failure) else self.adapter.read(request, reply, time.time())
-        if isinstance(result, Answer):
-            step = self.dialogue.answered(work, request, result, server.url, took)
-            if isinstance(step, Step):
-                tokens = len(result.output_ids or ()) or result.output_tokens or 0
-                self.pool.succeeded(server, tokens, took)
-                self.mean_output += 0.02 * (tokens - self.mean_output)
-                work.avoid = None
-                return step
-            result = step
-        return await self._failed(work, request, server, result)
+
+    def _used(self, request: Request, answer: Answer) -> Amount:
+        """What an answer cost; `answer.cost_usd` is set by the configured prices where the API tells none."""
+        output = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
+        prompt = answer.prompt_tokens if answer.prompt_tokens is not None else len(request.prompt_ids)
+        if answer.cost_usd is None:
+            answer.cost_usd = self.budget.price(prompt, output)
+        return Amount(prompt + output, answer.cost_usd)
+
+    def _take_answer(
+        self, work: Work, request: Request, server: Server, answer: Answer, seconds: float
+    ) -> Step | Failure:
+        step = self.dialogue.answered(work, request, answer, server.url, seconds)
+        if isinstance(step, Failure):
+            return step
+        tokens = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
+        self.pool.succeeded(server, tokens, seconds)
+        self.mean_output += 0.02 * (tokens - self.mean_output)
+        server.unproven[work.prompt.id] = None
+        odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
+        server.odd = server.odd + 1 if odd else 0
+        work.avoid = None
+        return step
 
     async def _failed(self, work: Work, request: Request, server: Server, failure: Failure) -> Step:
         """Blame the prompt, the server, or nobody."""
@@ -267,20 +346,24 @@ class Generation:
             raise UserError(f"{server.url}: {failure.reason}")
         if failure.kind == "permanent":
             return self.dialogue.failed(work, failure, self.pool.successes)
+        if (failure.retry_after or 0) > self.settings.outage_seconds:
+            raise UserError(
+                f"{server.url}: {failure.reason}: its limit resets in {duration(failure.retry_after / 3600)}: run again "
+                "then, nothing is lost"
+            )
         self.meter.retried[failure.kind] += 1
         work.avoid = server.url
-        taken_out = server.status != "ready"
         if failure.billed:
             await self.transport.abort(server.url, self.adapter.abort(request.id))
-        if taken_out and failure.kind == "retry":
+        if server.status != "ready" and failure.kind == "retry":
             # Broken off because the endpoint was taken out: not the prompt's fault.
-            failure = Failure("wait", f"{server.url} {server.reason}")
+            failure = Failure("wait", f"broken off: {server.reason}")
         elif failure.kind == "throttle":
-            self.pool.throttled(server)
+            self.pool.throttled(server, failure.retry_after)
         elif failure.kind == "wait":
             self.pool.failed(server, failure.reason, suspect=True)
         elif failure.kind == "retry":
-            # The same prompt failing again while nothing else is answered: let a canary decide whose fault it is.
+            # The same prompt failing again while nothing else is answered: a canary decides whose fault it is.
             self.pool.failed(server, failure.reason, suspect=work.successes_seen == self.pool.successes)
         self._warn(server, failure)
         return self.dialogue.failed(work, failure, self.pool.successes)
@@ -288,114 +371,83 @@ class Generation:
     def _warn(self, server: Server, failure: Failure) -> None:
         """Say what fails, each kind at most every ten seconds; the progress line has the number."""
         now = self.clock()
-        if failure.kind != "free" and now - self.warned.get(failure.kind, float("-inf")) >= 10:
-            self.warned[failure.kind] = now
-            say(f"{self.shard.name} {failure.kind}: {server.url}: {failure.reason}")
+        if failure.kind != "free" and now - self._warned.get(failure.kind, float("-inf")) >= _WARN_SECONDS:
+            self._warned[failure.kind] = now
+            self.say(f"{failure.kind}: {server.url}: {failure.reason}")
+
+    # --- answers of a broken engine ---
+
+    def _distrust(self, server: Server) -> None:
+        """Ask again what an endpoint answered since its last good canary."""
+        ids = set(server.unproven)
+        server.unproven = {}
+        counts = self.answered.void(ids)
+        for outcome, input_tokens, output_tokens, _ in counts.values():
+            self.meter.remove(outcome, input_tokens, output_tokens)
+        self._tainted |= ids - counts.keys()
+        if counts:
+            self.backlog.add(self._work(counts.__contains__))
+
+    def _forget_tainted(self, work: Work) -> bool:
+        """Start a prompt anew whose turns came from a broken engine. True when it was one."""
+        if work.prompt.id not in self._tainted:
+            return False
+        self._tainted.discard(work.prompt.id)
+        work.turns, work.part, work.prompt_ids, work.resamples = [], None, None, 0
+        return True
 
     # --- helpers beside the workers ---
 
-    async def _keep_endpoints(self, held: Lease) -> None:
-        """Follow the lease, and test endpoints before they are used."""
-        begun = down_since = self.clock()
-        tests: set[asyncio.Task] = set()
+    async def _keep_saved(self) -> None:
+        """fsync the journal in groups, and save the budget's account."""
         while True:
-            endpoints = await asyncio.to_thread(held.endpoints, _LOOK_SECONDS)
-            for server in self.pool.update((endpoint.url, endpoint.incarnation) for endpoint in endpoints):
-                say(f"{self.shard.name} {server.url} is gone; its requests go elsewhere")
-            self.pool.ceiling = held.share(self.lane.concurrency)
-            for url, metrics in held.metrics().items():
-                self.pool.observe(url, metrics)
-            for server in self.pool.check_progress():
-                say(f"{self.shard.name} {server.url} hangs ({server.reason}): taken out until a canary passes")
-            for server in self.pool.due_for_test():
-                server.testing = True
-                tests.add(asyncio.create_task(self._test(server)))
-            for test in [test for test in tests if test.done()]:
-                tests.discard(test)
-                test.result()
-            now = self.clock()
-            if self.pool.ready() or not endpoints:
-                down_since = now
-            elif now - down_since > self.settings.outage_seconds:
-                reasons = "; ".join(f"{s.url}: {s.reason}" for s in self.pool.servers.values())
-                raise UserError(
-                    f"no endpoint has answered for {now - down_since:.0f} s ({reasons}): run again when they do, "
-                    "nothing is lost"
-                )
-            if self.status == "waiting" and self.pool.ready():
-                self.status = "running"
-                say(f"{self.shard.name} {len(self.pool.ready())} endpoints ready after {now - begun:.1f} s")
-            self.pool.wake()
-            await asyncio.sleep(_LOOK_SECONDS if self.status == "running" and not tests else _RAMP_SECONDS)
-
-    async def _test(self, server: Server) -> None:
-        """Probe and canary of an endpoint; admit it or try later."""
-        try:
-            facts = await self.canary.probe(server.url)
-            if isinstance(facts, Failure):
-                self.pool.postpone(server, facts.reason)
-                return
-            self.facts = facts
-            if facts.context_length is not None:
-                self.dialogue.context_length = min(self.dialogue.context_length, facts.context_length)
-            problem = await self.canary.ask(server.url)
-            if problem is None:
-                self.pool.admit(server)
-                return
-            if isinstance(problem, Failure):
-                if problem.kind == "fatal":
-                    raise UserError(f"{server.url}: {problem.reason}")
-                self.pool.postpone(server, problem.reason)
-                return
-            self.pool.postpone(server, f"degenerate: {problem}")
-            say(f"{self.shard.name} {server.url} fails its canary: {problem}")
-        finally:
-            server.testing = False
-
-    async def _keep_ramp(self) -> None:
-        """Let the number in flight grow in small steps."""
-        while True:
-            await asyncio.sleep(_RAMP_SECONDS)
-            if self.pool.ramping:
-                self.pool.wake()
-
-    async def _keep_synced(self) -> None:
-        """fsync the journal in groups."""
-        while True:
-            await asyncio.sleep(_SYNC_SECONDS)
+            await asyncio.sleep(_SAVE_SECONDS)
             await asyncio.to_thread(self.answered.journal.sync)
             if self.answered.journal.problem:
                 raise self.answered.journal.problem
+            self.budget.save()
+            shortest = self.supervisor.context_length if self.supervisor else None
+            if shortest is not None:
+                self.dialogue.context_length = min(self.dialogue.context_length, shortest)
 
     async def _keep_reporting(self) -> None:
         while True:
+            if self.pool.ready():
+                self.status = "running"
             await self._report(self.status)
             await asyncio.sleep(_LINE_SECONDS)
 
     async def _report(self, status: Status) -> None:
-        figures: Figures = self.meter.figures(status)
+        figures = self.meter.figures(status)
         if status == "running":
             say(line(self.shard.name, figures))
         try:
             await asyncio.to_thread(self.files.write, figures)
         except OSError as error:
-            say(f"{self.shard.name} warning: no progress file: {error.strerror}")
+            self.say(f"warning: no progress file: {error.strerror}")
 
     # --- the end ---
 
-    def _over_budget(self, id: str) -> str | None:
-        return None
+    def _finish(self) -> Counter[str]:
+        def unpaid(id: str) -> str | None:
+            return self.budget.reason() if self.budget.exhausted else None
+
+        return self.answered.finish(self.shard.prompts, self.shard.output, unpaid, self._provenance())
 
     def _provenance(self) -> dict[str, Any]:
         """What the finished shard says about itself."""
-        facts = self.facts
+        facts = self.supervisor.facts if self.supervisor else None
         return {
             "stage": "completions",
             "dataset": self.shard.dataset,
             "shard": self.shard.shard,
             "settings": stage_settings(self.config, "completions", self.shard.dataset),
             "target": self.target.provenance(),
-            "engine": {"kind": self.config.engine.kind, "version": facts.version if facts else None},
+            "engine": {
+                "kind": self.config.engine.kind,
+                "version": facts.version if facts else None,
+                "launch": self.config.engine.launch.model_dump(mode="json", exclude={"env"}),
+            },
             "prompts": {
                 "sha256": durable.sha256_file(self.shard.prompts),
                 "provenance": read_provenance(self.shard.prompts),

@@ -111,7 +111,7 @@ class Dialogue:
         work.pauses = 0
         if verdict.again and work.resamples < RESAMPLES:
             work.resamples += 1
-            work.reason = verdict.outcome
+            work.repeats += 1
             return Step("again")
         turn = Turn(
             prompt_ids=work.prompt_ids,
@@ -200,7 +200,6 @@ class Dialogue:
         something was answered since its last one, so that servers which fail everything don't burn
         through the prompts.
         """
-        work.reason = failure.reason
         if failure.kind == "permanent":
             return self._end(work, failure.outcome, failure.reason)
         if failure.kind == "free" and work.pauses < _FREE:
@@ -215,6 +214,7 @@ class Dialogue:
                 return self._end(work, failure.outcome, failure.reason)
             if work.attempts >= self.transport.attempts:
                 return self._end(work, "exhausted", f"{work.attempts} attempts, the last: {failure.reason}")
+        work.repeats += 1
         delay = backoff(work.pauses, self.transport.backoff_first, self.transport.backoff_cap, self.jitter)
         work.pauses += 1
         return Step("again", delay=max(delay, failure.retry_after or 0.0))
@@ -227,7 +227,7 @@ class Dialogue:
                 self.name,
                 outcome,
                 reason,
-                attempts=max(1, work.sends),
+                attempts=work.repeats + 1,
                 messages=work.prompt.messages,
                 turns=work.turns,
             ),

@@ -219,13 +219,13 @@ class Journal:
             raise UserError(f"{self.path}: the record at byte {offset} was changed while the job ran")
         return record[1]
 
-    def clear(self) -> None:
-        """Empty the journal, after its records were made durable elsewhere."""
-        os.ftruncate(self._file, 0)
-        self._end = 0
-        self._append_now(encode([HEADER, ""], self.identity))
-        self._dirty = True
-        self.sync()
+    def replace(self, lines: list[bytes]) -> None:
+        """Start a new file with these lines in one step, after the old records were made durable elsewhere."""
+        data = b"".join([encode([HEADER, ""], self.identity), *lines])
+        durable.write_bytes(self.path, data)
+        os.close(self._file)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._end, self._dirty = len(data), False
 
     def close(self) -> None:
         """Write and sync what is left, and let the lock go."""

@@ -20,7 +20,8 @@ _FULL_CACHE = 0.95
 _COOLDOWN = 2.0  # s between decreases: a burst of errors is one signal
 _SMOOTHING = 0.1  # weight of a new observation
 _SUSPECT_AFTER = 3  # failures in a row without any success
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s until the next canary of an endpoint that is out
+_PAUSE_AFTER = 3  # refusals in a row without any success
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s until an endpoint that is out is tested, or a refusing one asked
 
 
 @dataclass(eq=False)
@@ -45,6 +46,11 @@ class Server:
     testing: bool = False
     reason: str = ""
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
+    proven: float = 0.0  # clock of the last good canary
+    unproven: dict[str, None] = field(default_factory=dict)  # prompts answered in part or whole since then
+    odd: int = 0  # odd answers in a row
+    refusals: int = 0  # 429 and the like since the last success
+    paused_until: float = float("-inf")
 
     def cost(self, expected: float, typical_speed: float) -> float:
         """Seconds of work ahead of a request that is sent here now."""
@@ -96,13 +102,16 @@ class Pool:
         """A canary passed: requests may go there. A server that failed before starts gently."""
         if self.servers.get(server.url) is not server:
             return
-        again = server.status == "out"
-        server.status, server.reason, server.failures, server.pauses = "ready", "", 0, 0
-        server.last_sign = self.clock()
-        server.limit = 4.0 if again else float("inf")
+        now = self.clock()
+        server.proven = now
         self.successes += 1
+        if server.status == "ready":
+            return
+        server.limit = 4.0 if server.status == "out" else float("inf")
+        server.status, server.reason, server.failures, server.pauses = "ready", "", 0, 0
+        server.last_sign = now
         if self._ramp_from is None or self.in_flight == 0:
-            self._ramp_from = self.clock()
+            self._ramp_from = now
         self.wake()
 
     def postpone(self, server: Server, reason: str) -> None:
@@ -138,9 +147,13 @@ class Pool:
     def ramping(self) -> bool:
         return self._ramp_from is not None and self.allowed() < self.ceiling
 
-    def throttled(self, server: Server) -> None:
-        """The server is saturated: fewer at once."""
+    def throttled(self, server: Server, retry_after: float | None = None) -> None:
+        """The server is saturated: fewer at once, and none for a while when it refuses everything."""
         self._decrease(server, _DECREASE)
+        server.refusals += 1
+        if server.refusals >= _PAUSE_AFTER:
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(server.refusals - _PAUSE_AFTER, 10))
+            server.paused_until = self.clock() + max(pause, min(retry_after or 0.0, _LONGEST_PAUSE))
 
     def _decrease(self, server: Server, factor: float) -> None:
         now = self.clock()
@@ -171,7 +184,8 @@ class Pool:
         """The ready server that would be done first and has room; another than `avoid` when there is one."""
         if self.in_flight >= self.allowed():
             return None
-        free = [s for s in self.servers.values() if s.status == "ready" and s.in_flight < max(1.0, s.limit)]
+        now = self.clock()
+        free = [s for s in self.ready() if s.in_flight < max(1.0, s.limit) and s.paused_until <= now]
         if not free:
             return None
         speeds = [s.speed for s in free if s.speed]
@@ -221,7 +235,7 @@ class Pool:
 
     def succeeded(self, server: Server, tokens: int, seconds: float) -> None:
         self.successes += 1
-        server.failures = 0
+        server.failures = server.refusals = 0
         server.last_sign = self.clock()
         if tokens > 0 and seconds > 0:
             speed = tokens / seconds

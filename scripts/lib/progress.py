@@ -77,15 +77,15 @@ class Meter:
         self.output_tokens += output_tokens
         self.cost_usd += cost_usd
 
-    def add(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
+    def add(self, outcome: str, input_tokens: int, output_tokens: int) -> None:
+        """A prompt has its outcome. Money is added to `cost_usd` by whoever spends it."""
         self.outcomes[outcome] += 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens
-        self.cost_usd += cost_usd
         self._fresh += 1
         self._fresh_tokens += output_tokens
 
-    def remove(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
+    def remove(self, outcome: str, input_tokens: int, output_tokens: int) -> None:
         """An answer was discarded; its cost stays."""
         self.outcomes[outcome] -= 1
         self.input_tokens -= input_tokens

@@ -1,0 +1,168 @@
+"""Keeps the pool in line with the world: the lease's endpoints and share, load, hangs, canaries.
+
+Answers of an endpoint are trusted once a canary passed after them. Those that came since the last good
+canary of an endpoint that turns out to be broken are handed to `distrust`, to be asked again.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from scripts.lib.canary import Canary
+from scripts.lib.config import Config
+from scripts.lib.engines.base import Call, EngineFacts, Failure
+from scripts.lib.errors import UserError
+from scripts.lib.fleet import health
+from scripts.lib.fleet.lease import Lease
+from scripts.lib.pool import Pool, Server
+from scripts.lib.transport import Transport
+
+_LOOK_SECONDS = 1.0
+_HURRY_SECONDS = 0.05  # while nothing is ready, or in flight still grows
+_METRICS_SECONDS = 5.0  # external endpoints, whose load nobody publishes
+# Odd answers in a row (one token repeated, nothing) that call for a canary at once.
+_ODD_ANSWERS = 5
+
+
+class Supervisor:
+    """Looks after the endpoints of one job."""
+
+    def __init__(
+        self,
+        config: Config,
+        ceiling: int,
+        held: Lease,
+        pool: Pool,
+        canary: Canary,
+        transport: Transport,
+        distrust: Callable[[Server], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.ceiling, self.held, self.pool = config, ceiling, held, pool
+        self.canary, self.transport, self.distrust, self.say = canary, transport, distrust, say
+        self.facts: EngineFacts | None = None
+        self.context_length: int | None = None  # the shortest that an endpoint serves
+        self._tests: set[asyncio.Task] = set()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises UserError when there is no hope of an endpoint."""
+        helpers = [asyncio.create_task(self._follow()), asyncio.create_task(self._ramp())]
+        if self.config.engine.endpoints and self.config.engine.kind != "openai":
+            helpers.append(asyncio.create_task(self._poll_metrics()))
+        try:
+            await asyncio.gather(*helpers)
+        finally:
+            for task in (*helpers, *self._tests):
+                task.cancel()
+            await asyncio.gather(*helpers, *self._tests, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        """The lease's endpoints, share and load; hangs; tests that are due."""
+        begun = down_since = self.pool.clock()
+        announced = False
+        while True:
+            endpoints = await asyncio.to_thread(self.held.endpoints, _LOOK_SECONDS)
+            for server in self.pool.update((endpoint.url, endpoint.incarnation) for endpoint in endpoints):
+                self.say(f"{server.url} is gone: its requests go elsewhere")
+            self.pool.ceiling = self.held.share(self.ceiling)
+            for url, metrics in self.held.metrics().items():
+                self.pool.observe(url, metrics)
+            for server in self.pool.check_progress():
+                self.say(f"{server.url} hangs ({server.reason}): taken out until a canary passes")
+            self._start_tests()
+            now = self.pool.clock()
+            if self.pool.ready() or not endpoints:
+                down_since = now
+            elif now - down_since > self.config.transport.outage_seconds:
+                reasons = "; ".join(f"{server.url}: {server.reason}" for server in self.pool.servers.values())
+                raise UserError(
+                    f"no endpoint has worked for {now - down_since:.0f} s ({reasons}): run again when they do, "
+                    "nothing is lost"
+                )
+            if not announced and self.pool.ready():
+                announced = True
+                self.say(f"{len(self.pool.ready())} of {len(endpoints)} endpoints ready after {now - begun:.1f} s")
+            self.pool.wake()
+            await asyncio.sleep(_LOOK_SECONDS if self.pool.ready() else _HURRY_SECONDS)
+
+    def _start_tests(self) -> None:
+        """Begin tests of endpoints that are not in use, and canaries of those that are."""
+        for test in [test for test in self._tests if test.done()]:
+            self._tests.discard(test)
+            test.result()
+        due = self.pool.due_for_test()
+        every = self.config.transport.canary_minutes * 60
+        due += [
+            server
+            for server in self.pool.ready()
+            if not server.testing and (self.pool.clock() - server.proven > every or server.odd >= _ODD_ANSWERS)
+        ]
+        for server in due:
+            server.testing = True
+            self._tests.add(asyncio.create_task(self.test(server)))
+
+    async def test(self, server: Server) -> None:
+        """Probe (an endpoint that is new or was out) and canary; then in, out, or later again."""
+        server.odd = 0
+        try:
+            if server.status != "ready" and not await self._probe(server):
+                return
+            batch, server.unproven = server.unproven, {}
+            problem = await self.canary.ask(server.url)
+            if problem is None:
+                self.pool.admit(server)
+                return
+            server.unproven = batch | server.unproven
+            if isinstance(problem, Failure):
+                self._unreachable(server, problem)
+                return
+            self.say(
+                f"{server.url} fails its canary: {problem}; {len(server.unproven)} answers since its last good one"
+            )
+            if server.status == "ready":
+                self.pool.take_out(server, f"fails its canary: {problem}")
+            self.distrust(server)
+            self.pool.postpone(server, f"fails its canary: {problem}")
+        finally:
+            server.testing = False
+
+    async def _probe(self, server: Server) -> bool:
+        facts = await self.canary.probe(server.url)
+        if isinstance(facts, Failure):
+            self._unreachable(server, facts)
+            return False
+        self.facts = facts
+        if facts.context_length is not None:
+            self.context_length = min(self.context_length or facts.context_length, facts.context_length)
+        return True
+
+    def _unreachable(self, server: Server, failure: Failure) -> None:
+        """A canary without an answer says nothing about the answers before it."""
+        if failure.kind == "fatal":
+            raise UserError(f"{server.url}: {failure.reason}")
+        if server.status == "ready":
+            # Busy servers may be slow to answer; failing requests will take it out if it is more.
+            server.proven = self.pool.clock()
+        else:
+            self.pool.postpone(server, failure.reason)
+
+    async def close(self) -> None:
+        """A last canary for every endpoint with answers that are not proven yet."""
+        servers = [server for server in self.pool.ready() if server.unproven and not server.testing]
+        await asyncio.gather(*(self.test(server) for server in servers))
+
+    async def _ramp(self) -> None:
+        """Let the number in flight grow in small steps."""
+        while True:
+            await asyncio.sleep(_HURRY_SECONDS if self.pool.ramping else _LOOK_SECONDS)
+            self.pool.wake()
+
+    async def _poll_metrics(self) -> None:
+        """Ask external endpoints for their load; one that doesn't tell is left to its answers."""
+        kind = self.config.engine.kind
+        while True:
+            for server in self.pool.ready():
+                reply = await self.transport.call(server.url, Call("GET", "/metrics"), seconds=_METRICS_SECONDS)
+                if not isinstance(reply, Failure) and reply.status == 200:
+                    metrics, mark = health.read_metrics(kind, reply.body.decode("utf-8", "replace"))
+                    self.pool.observe(server.url, metrics, mark)
+            await asyncio.sleep(_METRICS_SECONDS)
