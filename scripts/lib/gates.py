@@ -162,7 +162,11 @@ class Gates:
         sample = seen.sample
         if sample.ids_origin == GIVEN or not sample.messages or sample.messages[-1].role != "assistant":
             return None
-        shape = tuple((m.role, m.reasoning is not None, m.tool_calls) for m in sample.messages[:-1])
+        # Templates leave out messages that are blank, so blank ones stay as they are.
+        shape = tuple(
+            (m.role, "x" if m.content.strip() else m.content, m.reasoning and "x", m.tool_calls)
+            for m in sample.messages[:-1]
+        )
         try:
             expected = self._expected_markers(shape, sample.tools)
         except TemplateError as error:
@@ -174,9 +178,8 @@ class Gates:
         odd = self.target.decode([found[at]]) if at < len(found) else "nothing"
         return f"{len(found)} structural tokens in the prompt, expected {len(expected)}; number {at} is {odd!r}"
 
-    def _markers_of_shape(self, shape: tuple[tuple[str, bool, str | None], ...], tools: str | None) -> tuple[int, ...]:
-        messages = [Message(role, "x", "x" if thought else None, tool_calls) for role, thought, tool_calls in shape]
-        ids = self.target.render(messages, tools)
+    def _markers_of_shape(self, shape: tuple[tuple, ...], tools: str | None) -> tuple[int, ...]:
+        ids = self.target.render([Message(*part) for part in shape], tools)
         return tuple(token for token in ids if token in self.target.structural_ids)
 
     def _outputs(self, seen: Seen) -> Iterator[list[int]]:

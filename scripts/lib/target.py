@@ -91,6 +91,7 @@ class Target:
         self.structural_texts = {text: token for tokens in facts.structural.values() for text, token in tokens.items()}
         self.structural_ids = frozenset(self.structural_texts.values()) | self.eos_ids
         self.template: str = hf.chat_template
+        hf.chat_template = frozen_template(hf.chat_template, facts.date)
         self._hf = hf
         self._backend = backend
         self._variables = template_variables(hf.chat_template, facts.template_kwargs, facts.date)
@@ -237,21 +238,33 @@ def _parsed_call(call: dict) -> dict:
         return call  # arguments that a model garbled stay text
 
 
-def template_variables(template: Any, kwargs: dict[str, Any], date: str) -> dict[str, Any]:
-    """What the template sees besides the messages: the pinned kwargs and a clock that stands still.
+_CLOCK = re.compile(r"""\bstrftime_now\(\s*(?:format\s*=\s*)?(?:'([^']*)'|"([^"]*)")\s*\)""")
 
-    `strftime_now` (gpt-oss, Llama-3.2, Mistral, SmolLM3) always tells `date`. `date_string` is given only to a
-    template that has no date of its own: Llama-3.1 falls back to a fixed one, and servers in use don't send any.
+
+def frozen_template(template: str, date: str) -> str:
+    """The template with every reading of the clock replaced by `date`, so that ids don't change overnight.
+
+    gpt-oss, Llama-3.2, Mistral and SmolLM3 call `strftime_now("%d %B %Y")`. transformers lets nobody pass another
+    clock (callables become text), and engines don't either. Raises UserError for a call that can't be evaluated here.
     """
     frozen = datetime.datetime.fromisoformat(date)
+    text = _CLOCK.sub(lambda call: orjson.dumps(frozen.strftime(call[1] or call[2] or "")).decode(), template)
+    if re.search(r"\bstrftime_now\(", text):
+        raise UserError(
+            "the chat template reads the clock in a way that can't be frozen: name a copy in `model.chat_template`"
+        )
+    return text
 
-    def strftime_now(format: str) -> str:
-        return frozen.strftime(format)
 
-    variables: dict[str, Any] = {"strftime_now": strftime_now}
-    text = template if isinstance(template, str) else ""
-    if "date_string" in text and not re.search(r"set\s+date_string\s*=", text):
-        variables["date_string"] = frozen.strftime("%d %b %Y")
+def template_variables(template: str, kwargs: dict[str, Any], date: str) -> dict[str, Any]:
+    """What the template sees besides the messages: the pinned kwargs, and `date_string` where it needs one.
+
+    A template that has a date of its own keeps it: Llama-3.1 falls back to a fixed one, and the servers that the
+    drafter will meet don't send any.
+    """
+    variables: dict[str, Any] = {}
+    if "date_string" in template and not re.search(r"set\s+date_string\s*=", template):
+        variables["date_string"] = datetime.datetime.fromisoformat(date).strftime("%d %b %Y")
     return variables | kwargs
 
 

@@ -72,10 +72,14 @@ class TurnFormat:
             text += self.before_close + self.close
             if message.content or message.tool_calls:
                 text += self.after_close
+        elif closed and not prompt.endswith(self.close + self.after_close):
+            text += self.after_close  # GLM prefills `<think></think>` without the line break that follows it
         text += message.content
+        end = self.end
         if message.tool_calls:
-            text += _tool_section(target, self, message)
-        return text + (self.end if finished else ""), flags
+            section, end = _tool_section(target, self, message)
+            text += section
+        return text + (end if finished else ""), flags
 
 
 def learn(target: "Target") -> TurnFormat:
@@ -94,10 +98,13 @@ def learn(target: "Target") -> TurnFormat:
         if match:
             before = rendered[len(prompt) : match.end(1)] if rendered.startswith(prompt) else ""
             return TurnFormat(end, before, opening, match[2], match[3], closing, match[4])
-    # The template never shows a thought (DeepSeek-V3.1, R1): its generation prompt tells whether tags stand on lines
-    # of their own.
+    # The template never shows a thought (DeepSeek-V3.1, R1, SmolLM3). Where it prefills an empty one, or opens one in
+    # the generation prompt, the line breaks there tell whether tags stand on lines of their own.
+    empty = re.search(rf"{re.escape(opening)}((?:\\n)*){re.escape(closing)}((?:\\n)*)", target.template)
     if prompt.endswith(opening + "\n"):
         return TurnFormat(end, "", opening, "\n", "\n", closing, "\n\n")
+    if empty and empty[1]:
+        return TurnFormat(end, "", opening, "\n", "\n", closing, "\n" * empty[2].count("n"))
     return TurnFormat(end, "", opening, "", "", closing, "")
 
 
@@ -119,40 +126,46 @@ def _shown(target: "Target") -> Iterator[str]:
 
 def _end(target: "Target") -> str:
     """The token that ends a turn: the first of the target's stop tokens that the template puts after an answer."""
-    texts = {token: text for text, token in target.structural_texts.items()}
-    ends = sorted((texts[token] for token in target.eos_ids if token in texts), key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, ends)))
     answer = Message("assistant", _CONTENT)
     for messages, generation_prompt in (([_ASK, answer, _ASK], True), ([_ASK, answer], False)):
         rendered = target.render_text(messages, generation_prompt=generation_prompt)
-        match = pattern.search(rendered, rendered.find(_CONTENT) + len(_CONTENT))
+        match = _stop_tokens(target).search(rendered, rendered.find(_CONTENT) + len(_CONTENT))
         if match:
             return match[0]
-    return ends[0]
+    return min(text for text, token in target.structural_texts.items() if token in target.eos_ids)
 
 
-def _tool_section(target: "Target", form: TurnFormat, message: Message) -> str:
-    """The template's text of a message's tool calls, from after its content to before the end of the turn."""
+def _stop_tokens(target: "Target") -> re.Pattern:
+    ends = (text for text, token in target.structural_texts.items() if token in target.eos_ids)
+    return re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))))
+
+
+def _tool_section(target: "Target", form: TurnFormat, message: Message) -> tuple[str, str]:
+    """The template's text of a message's tool calls, from after its content, and the token that ends the turn then.
+
+    GLM-4.5 ends a turn that calls a tool with `<|observation|>`, others with `<|user|>`.
+    """
     content = _CONTENT if message.content.strip() else ""
-    rendered = _cut_end(
-        target.render_text([_ASK, Message("assistant", content, None, message.tool_calls)], generation_prompt=False),
-        form.end,
-    )
+    call = [_ASK, Message("assistant", content, None, message.tool_calls)]
+    try:
+        rendered = target.render_text([*call, Message("tool", "Resultm4")], generation_prompt=False)
+    except ValueError:  # some templates want more of a tool's message than that
+        rendered = target.render_text(call, generation_prompt=False)
     if content:
-        _, found, section = rendered.partition(content)
+        _, found, rest = rendered.partition(content)
         if not found:
             raise NotWritable("the chat template shows no content beside tool calls")
-        return section
-    prompt = target.render_text([_ASK]).rstrip()
-    if form.close and form.close in rendered:
-        return rendered[rendered.rindex(form.close) + len(form.close) :].removeprefix(form.after_close)
-    if not rendered.startswith(prompt):
+    else:
+        prefilled = rf"\s*{re.escape(form.open)}\s*({re.escape(form.close)}\s*)?" if form.open else r"\s*"
+        header = re.sub(rf"({prefilled})$", "", target.render_text([_ASK]))
+        rest = rendered.removeprefix(header) if rendered.startswith(header) else ""
+        if form.close and form.close in rest:
+            rest = rest[rest.index(form.close) + len(form.close) :].removeprefix(form.after_close)
+        rest = rest.lstrip("\n")
+    match = _stop_tokens(target).search(rest)
+    if match is None or match.start() == 0:
         raise NotWritable("the chat template shows tool calls elsewhere than in the assistant's turn")
-    return rendered[len(prompt) :].lstrip("\n")
-
-
-def _cut_end(rendered: str, end: str) -> str:
-    return rendered[: rendered.rindex(end)] if end in rendered else rendered
+    return rest[: match.start()], match[0]
 
 
 def _write_harmony(target: "Target", message: Message, finished: bool) -> str:
