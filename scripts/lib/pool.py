@@ -7,6 +7,7 @@ out, and comes back after a canary. Decisions are plain functions of an injected
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -131,7 +132,8 @@ class Pool:
         if not break_off:
             return
         for deadline in list(server.deadlines):
-            deadline.reschedule(0)  # in the past: breaks off now
+            with contextlib.suppress(RuntimeError):  # it has just passed by itself
+                deadline.reschedule(0)  # in the past: breaks off now
         server.deadlines.clear()
 
     # --- how many ---

@@ -294,7 +294,7 @@ def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | 
     """Compare what the engine says of the ids with what was sent and came.
 
     Other prompt ids than ours mean another template or a second BOS: the whole run is wrong, not the
-    sample (sglang PR 26555, vllm PR 55288). A wrong count of output tokens is only a flag.
+    sample (sglang PR 26555, vllm PR 55288). Where the ids are at hand, a wrong count of them is only a flag.
     """
     sent = request.prompt_ids
     if isinstance(echoed, list) and echoed != sent:
@@ -304,10 +304,14 @@ def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | 
             f"the engine used other prompt ids: from position {at} {echoed[at : at + 5]}, sent were {sent[at : at + 5]} "
             f"({len(echoed)} and {len(sent)} ids): its template or tokenizer is not the target's",
         )
-    if answer.prompt_tokens is not None and answer.prompt_tokens != len(sent):
+    got = len(answer.output_ids or ())
+    counts = answer.prompt_tokens in (None, len(sent)), answer.output_tokens in (None, got)
+    if not counts[0] and echoed is None:
         return Failure("fatal", f"the engine counted {answer.prompt_tokens} prompt tokens, {len(sent)} were sent")
-    if answer.output_tokens is not None and answer.output_tokens != len(answer.output_ids or ()):
+    if not all(counts):
         answer.flags.append("usage_mismatch")
+    if answer.finish_reason == "length" and got < request.max_tokens:
+        answer.flags.append("short_of_max_tokens")  # the engine has less room than we think (sglang PR 2956)
     return answer
 
 
