@@ -56,7 +56,7 @@ def _(protocol, generation, dice, now):
     return edited(protocol, generation, lambda body: set_finish(protocol, body, None))
 
 
-@fault("no_done", OPENAI)
+@fault("no_done", CHAT)
 def _(protocol, generation, dice, now):
     return stream(generation, finish=None, done=False)
 
@@ -101,7 +101,7 @@ def _(protocol, generation, dice, now):
     return replace(wire, body=b" \n\r\n\t " * 40 + wire.body)
 
 
-@fault("sse_comment", OPENAI)
+@fault("sse_comment", ("openrouter",))
 def _(protocol, generation, dice, now):
     return stream(generation, finish="stop", done=True, comments=True)
 
@@ -122,7 +122,7 @@ def thinking(generation: Generation) -> str:
 @fault("reasoning_only_length", CHAT)
 def _(protocol, generation, dice, now):
     field_name = "reasoning_content" if protocol == "sglang_chat" else "reasoning"
-    cut = replace(generation, finish="length", ids=generation.ids[:-1])
+    cut = replace(generation, finish="length", ids=generation.ids[: len(generation.ids) // 3 or 1])
     return edited(protocol, cut, lambda b: set_text(protocol, b, None, **{field_name: thinking(generation)}))
 
 
@@ -185,7 +185,8 @@ def _(protocol, generation, dice, now):
 
 @fault("nan_bang")
 def _(protocol, generation, dice, now):
-    return good(protocol, replace(generation, ids=[0] * 200, text="!" * 200, finish="length"))
+    # In vLLM id 0, an exclamation mark in most vocabularies.
+    return good(protocol, replace(generation, ids=generation.ids[:1] * 200, text="!" * 200, finish="length"))
 
 
 @fault("stray_tokens", EXACT)
@@ -261,7 +262,7 @@ def _(protocol, generation, dice, now):
 
 @fault("200_overlong_1tok")
 def _(protocol, generation, dice, now):
-    return good(protocol, replace(generation, ids=generation.ids[:1], text=generation.text[:3], finish="length"))
+    return good(protocol, replace(generation, ids=generation.ids[1:2], text=generation.text[:3], finish="length"))
 
 
 # --- errors -----------------------------------------------------------------------------------------

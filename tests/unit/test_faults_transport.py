@@ -1,0 +1,320 @@
+"""Faults of connections, on real sockets: a fault server in the same event loop, the real transport and pool."""
+
+import asyncio
+import contextlib
+import errno
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from scripts.lib.config import Sampling, parse_config
+from scripts.lib.engines import adapter_for
+from scripts.lib.engines.base import Answer, Call, EngineMetrics, Failure, Reply, Request
+from scripts.lib.errors import UserError
+from scripts.lib.pool import Pool
+from scripts.lib.transport import Transport, require_descriptors
+from tests.fault_server.server import FaultServer, Settings
+
+ADAPTER = adapter_for(
+    parse_config({"engine": {"kind": "sglang"}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+)
+REQUEST = Request("r1", [5, 6, 7], 200, 1, Sampling())
+
+
+@contextlib.asynccontextmanager
+async def serving(application: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield site.name if not runner.addresses else f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def fault_server(fault: str | None, rate: float = 1.0) -> AsyncIterator[tuple[FaultServer, str, Transport]]:
+    server = FaultServer(Settings("t", faults={fault: rate} if fault else {}))
+    async with serving(server.application()) as url, Transport() as transport:
+        yield server, url, transport
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+async def ask(transport: Transport, url: str, deadline: asyncio.Timeout | None = None) -> Answer | Failure:
+    reply = await transport.call(url, ADAPTER.request(REQUEST), deadline)
+    return reply if isinstance(reply, Failure) else ADAPTER.read(REQUEST, reply, 0.0)
+
+
+def test_stale_connection_costs_nothing() -> None:
+    """A server that closes a kept connection just as it is reused: at once again, not an attempt."""
+
+    async def test() -> None:
+        async with fault_server("disconnect_idle") as (_, url, transport):
+            first = await ask(transport, url)
+            second = await ask(transport, url)  # on the connection of the first
+            third = await ask(transport, url)  # on a fresh one
+        assert isinstance(first, Answer)
+        assert isinstance(second, Failure)
+        assert (second.kind, second.billed) == ("free", False)
+        assert isinstance(third, Answer)
+
+    run(test)
+
+
+@pytest.mark.parametrize("fault", ["reset_midbody", "short_content_length"])
+def test_half_a_reply_is_no_answer(fault: str) -> None:
+    """Headers say 200, the body breaks off: no part of it is used, and it may have been paid for."""
+
+    async def test() -> None:
+        async with fault_server(fault) as (_, url, transport):
+            failure = await ask(transport, url)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "retry"
+        assert failure.billed
+
+    run(test)
+
+
+def test_characters_split_over_chunks() -> None:
+    """Chunks that end inside a character make the same body."""
+
+    async def test() -> None:
+        async with fault_server("sse_split_utf8") as (_, url, transport):
+            reply = await transport.call(url, ADAPTER.request(REQUEST))
+        assert isinstance(reply, Reply)
+        assert "naïve 漢字 🙂" in reply.json()["text"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("fault", ["silent_stall", "timeout_ghost"])
+def test_silence_ends_at_the_deadline(fault: str) -> None:
+    """No header ever: the deadline ends the call, and the pool can bring the deadline forward."""
+
+    async def test() -> None:
+        async with fault_server(fault) as (server, url, transport):
+            deadline = asyncio.timeout(3600)
+            call = asyncio.create_task(ask(transport, url, deadline))
+            while not server.injected:
+                await asyncio.sleep(0)
+            assert not call.done()
+            deadline.reschedule(0)
+            failure = await call
+        assert isinstance(failure, Failure)
+        assert failure.kind == "retry"
+        assert failure.billed
+
+    run(test)
+
+
+def test_stall_in_the_body_ends_at_the_deadline() -> None:
+    """Headers and half a body, then silence."""
+
+    async def test() -> None:
+        half_sent, leave = asyncio.Event(), asyncio.Event()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Length": "5000"})
+            await response.prepare(request)
+            await response.write(b"x" * 3000)
+            half_sent.set()
+            await leave.wait()
+            return response
+
+        application = web.Application()
+        application.router.add_post("/generate", handle)
+        async with serving(application) as url, Transport() as transport:
+            deadline = asyncio.timeout(3600)
+            call = asyncio.create_task(transport.call(url, ADAPTER.request(REQUEST), deadline))
+            await half_sent.wait()
+            deadline.reschedule(0)
+            failure = await call
+            leave.set()
+        assert isinstance(failure, Failure)
+        assert failure.billed
+
+    run(test)
+
+
+def test_ghosts_are_aborted() -> None:
+    """What the client gave up is stopped on the server by its request id, or it would double the load."""
+
+    async def test() -> None:
+        server = FaultServer(Settings("t", tokens_per_second=0.001))
+        async with serving(server.application()) as url, Transport() as transport:
+            deadline = asyncio.timeout(3600)
+            call = asyncio.create_task(ask(transport, url, deadline))
+            while not server.running:
+                await asyncio.sleep(0)
+            deadline.reschedule(0)
+            failure = await call
+            assert isinstance(failure, Failure)
+            assert failure.billed
+            assert server.running == 1  # the ghost
+            await transport.abort(url, ADAPTER.abort(REQUEST.id))
+            while server.running:
+                await asyncio.sleep(0)
+
+    run(test)
+
+
+def test_hung_server_is_taken_out() -> None:
+    """Health says 200 and connections are accepted, but nothing is ever answered (sglang issues 435 and 22779)."""
+
+    async def test() -> None:
+        now = 0.0
+        server = FaultServer(Settings("t"))
+        server.hung.set()
+        async with serving(server.application()) as url, Transport() as transport:
+            health = await transport.call(url, Call("GET", "/health"))
+            assert isinstance(health, Reply)
+            assert health.status == 200
+            pool = Pool(8, lambda: now, 1000.0, 60.0)
+            pool.update([(url, 0)])
+            (endpoint,) = pool.due_for_test()
+            pool.admit(endpoint)
+            now = 1.0
+            place = await pool.acquire(100)
+            deadline = asyncio.timeout(3600)
+            place.deadlines.add(deadline)
+            call = asyncio.create_task(ask(transport, url, deadline))
+            await asyncio.sleep(0)
+            now = 60.0
+            assert pool.check_progress() == []
+            now = 61.5
+            assert pool.check_progress() == [endpoint]
+            failure = await call  # broken off, to go elsewhere
+            assert isinstance(failure, Failure)
+            assert pool.ready() == []
+            assert pool.pick(100) is None
+
+    run(test)
+
+
+def test_deadline_that_passes_while_the_server_is_taken_out() -> None:
+    """Both break the call off in one tick of the loop: one failure, no crash."""
+
+    async def test() -> None:
+        async with fault_server("silent_stall") as (server, url, transport):
+            pool = Pool(8, lambda: 0.0, 1000.0, 60.0)
+            pool.update([(url, 0)])
+            pool.admit(pool.servers[url])
+            deadline = asyncio.timeout(3600)
+            pool.servers[url].deadlines.add(deadline)
+            call = asyncio.create_task(ask(transport, url, deadline))
+            while not server.injected:
+                await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            deadline.reschedule(loop.time())
+            while not deadline.expired():
+                await asyncio.sleep(0)
+            pool.take_out(pool.servers[url], "was restarted")
+            assert isinstance(await call, Failure)
+
+    run(test)
+
+
+def test_progress_that_the_engine_reports_is_a_sign_of_life() -> None:
+    """Long answers: nothing ends for long, but the engine's counter of tokens moves."""
+
+    async def test() -> None:
+        now = 0.0
+        pool = Pool(8, lambda: now, 1000.0, 60.0)
+        pool.update([("http://s", 0)])
+        pool.admit(pool.servers["http://s"])
+        async with asyncio.timeout(3600) as deadline:
+            pool.servers["http://s"].deadlines.add(deadline)
+            for now in range(0, 600, 30):
+                pool.observe("http://s", EngineMetrics(running=4, generated=now), mark=(now,))
+                assert pool.check_progress() == []
+        now = 700.0
+        assert len(pool.check_progress()) == 1
+
+    run(test)
+
+
+def test_no_hidden_limit_of_connections() -> None:
+    """300 calls at once are 300 connections: aiohttp's default of 100 would stop here for ever."""
+
+    async def test() -> None:
+        everybody = asyncio.Barrier(300)
+
+        async def handle(request: web.Request) -> web.Response:
+            await everybody.wait()
+            return web.json_response({})
+
+        application = web.Application()
+        application.router.add_post("/generate", handle)
+        require_descriptors(600)
+        async with serving(application) as url, Transport() as transport:
+            replies = await asyncio.gather(*(transport.call(url, ADAPTER.request(REQUEST)) for _ in range(300)))
+        assert all(isinstance(reply, Reply) and reply.status == 200 for reply in replies)
+
+    run(test)
+
+
+def test_connections_are_reused() -> None:
+    """One call after the other: one connection, so that local ports don't run out; and when they do, it waits."""
+
+    async def test() -> None:
+        peers = set()
+
+        async def handle(request: web.Request) -> web.Response:
+            assert request.transport is not None
+            peers.add(request.transport.get_extra_info("peername"))
+            return web.json_response({})
+
+        application = web.Application()
+        application.router.add_post("/generate", handle)
+        async with serving(application) as url, Transport() as transport:
+            for _ in range(50):
+                await transport.call(url, ADAPTER.request(REQUEST))
+        assert len(peers) == 1
+
+    run(test)
+
+
+def test_no_local_port_is_not_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            key = aiohttp.client_reqrep.ConnectionKey("s", 80, False, True, None, None, None)
+            raise aiohttp.ClientConnectorError(key, OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
+
+        monkeypatch.setattr(aiohttp.TCPConnector, "connect", refuse)
+        async with Transport() as transport:
+            failure = await ask(transport, "http://127.0.0.1:1")
+        assert isinstance(failure, Failure)
+        assert failure.kind == "throttle"
+
+    run(test)
+
+
+def test_refused_connection_takes_the_endpoint_out() -> None:
+    async def test() -> None:
+        async with Transport() as transport:
+            failure = await ask(transport, "http://127.0.0.1:1")
+        assert isinstance(failure, Failure)
+        assert failure.kind == "wait"
+        assert not failure.billed
+
+    run(test)
+
+
+def test_open_files_are_raised_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 connections need more than the usual 1,024 open files: found out before, not at the 769th."""
+    limits = [(1024, 8192)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    require_descriptors(100)
+    assert limits == [(1024, 8192)]
+    require_descriptors(2000)
+    assert limits[-1] == (4256, 8192)
+    with pytest.raises(UserError, match=r"ulimit -Hn 10256"):
+        require_descriptors(5000)
