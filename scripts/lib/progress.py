@@ -19,6 +19,8 @@ from scripts.lib import durable
 from scripts.lib.config import Config
 
 _WINDOW = 120.0  # seconds
+_SILENT_SECONDS = 60.0  # after which a job that has not ended properly counts as stopped
+_LIVE = ("waiting", "running")
 _KEPT = ("ok", "length", "reasoning_only")  # outcomes that hold an answer
 
 Status = Literal["pending", "waiting", "running", "done", "stopped", "failed"]
@@ -52,6 +54,12 @@ class RunProgress(Figures):
 
     updated: float = Field(description="Seconds since 1970.")
     datasets: dict[str, Figures]
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of results/progress.json."""
+    made = RunProgress.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "Progress of a run"}
 
 
 class Meter:
@@ -199,9 +207,12 @@ class ProgressFile:
         path = self.state / "progress" / dataset / f"{shard}.json"
         try:
             values: dict[str, Any] = orjson.loads(path.read_bytes())
-            values.pop("updated", None)
+            age = time.time() - values.pop("updated")
+            if values["status"] in _LIVE and age > _SILENT_SECONDS:
+                # Killed jobs can't say so.
+                values |= {"status": "stopped", "in_flight": 0, "rate_per_sec": 0.0, "tokens_per_sec": 0.0}
             return Figures(**values)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, KeyError):
             return Figures(total=self._prompts(self.state.parent / "prompts" / dataset / f"{shard}.parquet"))
 
     def _prompts(self, path: Path) -> int:
@@ -221,7 +232,7 @@ def add_up(parts: list[Figures]) -> Figures:
         name: sum(getattr(part, name) for part in parts)
         for name in ("total", "completed", "failed", "resumed", "retried", "total_input_tokens", "total_output_tokens")
     }
-    live = [part for part in parts if part.status in ("waiting", "running")]
+    live = [part for part in parts if part.status in _LIVE]
     for name in ("in_flight", "rate_per_sec", "tokens_per_sec"):
         total[name] = round(sum(getattr(part, name) for part in live), 3)
     outcomes: Counter[str] = Counter()

@@ -1,0 +1,87 @@
+"""Show a run's progress from another terminal, or another machine that sees its folder.
+
+Reads:  {progress}, which every generation job writes. Ends when the run is done, or with Ctrl-C.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from scripts.lib import durable
+from scripts.lib.errors import UserError, entry
+from scripts.lib.progress import Figures, RunProgress, duration, short
+
+
+@entry
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="watch_progress", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "progress", nargs="?", type=Path, default=Path("results/progress.json"), help="progress.json of the run"
+    )
+    parser.add_argument("--once", action="store_true", help="print one table and end")
+    parser.add_argument("--seconds", type=float, default=2.0, help="pause between looks")
+    options = parser.parse_args(argv)
+    console = Console()
+    if options.once:
+        console.print(table(read(options.progress)))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            progress = read(options.progress)
+            live.update(table(progress), refresh=True)
+            if progress.status == "done":
+                return
+            time.sleep(options.seconds)
+
+
+def read(path: Path) -> RunProgress:
+    """progress.json; raises UserError when there is none yet or it is of another version."""
+    values = durable.read_json(path)
+    try:
+        return RunProgress(**values)
+    except ValueError:
+        raise UserError(f"{path}: not a progress file of this version") from None
+
+
+def table(progress: RunProgress) -> Table:
+    """One row per dataset, and the sum."""
+    age = max(0.0, time.time() - progress.updated)
+    made = Table(
+        title=f"{progress.status}, as of {duration(age / 3600)} ago",
+        box=box.SIMPLE,
+        show_footer=True,
+        title_justify="left",
+    )
+    cells = {name: row(figures) for name, figures in progress.datasets.items()}
+    total = row(progress)
+    headers = ("done", "err", "/s", "tok/s", "avg", "tokens", "cost", "flight", "eta")
+    made.add_column("dataset", footer="all")
+    for header, footer in zip(headers, total):
+        made.add_column(header, justify="right", footer=footer, no_wrap=True)
+    for name, texts in cells.items():
+        made.add_row(name, *texts)
+    return made
+
+
+def row(figures: Figures) -> tuple[str, ...]:
+    return (
+        f"{figures.completed + figures.failed}/{figures.total}",
+        str(figures.failed),
+        f"{figures.rate_per_sec:.1f}",
+        short(figures.tokens_per_sec),
+        f"{figures.avg_output_tokens:.0f}",
+        short(figures.total_output_tokens),
+        f"${figures.cost_usd:.2f}" if figures.cost_usd else "",
+        f"{figures.in_flight:,}",
+        duration(figures.eta_hours) if figures.status != "pending" else "",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
