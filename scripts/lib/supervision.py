@@ -108,6 +108,9 @@ class Supervisor:
                 return
             batch, server.unproven = server.unproven, {}
             problem = await self.canary.ask(server.url)
+            if isinstance(problem, str):
+                # Hosted APIs answer nothing now and then (req_llm issue 944); a broken engine does it again.
+                problem = await self.canary.ask(server.url)
             if problem is None:
                 self.pool.admit(server)
                 return
