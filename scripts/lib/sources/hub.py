@@ -25,6 +25,7 @@ from scripts.lib.sources.rows import kind_of
 README = "README.md"
 _NOT_DATA = re.compile(r"(^|/)(dataset_infos?|state|dataset_dict|config|metadata)\.json$|(^|/)[._]")
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
+_NUMBERED = re.compile(r"(?:^|/)(\w+?)-\d{5}-of-\d{5}[.-]")
 _SPLIT_NAMES = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval")
 
 
@@ -40,12 +41,12 @@ class Repository:
 
 def hub_files(source: str, plan: Plan, where: str) -> list[SourceFile]:
     """The files of the plan's configuration and split. Raises UserError that says what there is instead."""
-    owner, name, *path = source.removeprefix("hf:").split("/", 2)
+    owner, name, *path = [*source.removeprefix("hf:").split("/", 2), ""][:3]
     if not owner or not name:
         raise UserError(f"{where}: {source}: a Hub dataset is written `hf:owner/name`")
     huggingface_hub.utils.disable_progress_bars()
     repository = find_repository(f"{owner}/{name}", plan.revision, where)
-    if path:
+    if path[0]:
         paths = fnmatch.filter(repository.files, path[0])
         if not paths:
             raise UserError(f"{where}: {source}: no such file; there are {_some(data_files(repository.files))}")
@@ -208,10 +209,12 @@ def _named_splits(paths: list[str], configuration: str | None, where: str) -> di
         raise UserError(f"{where}: holds no data files of a known kind")
     splits: dict[str, list[str]] = {}
     for path in found:
-        name = next((name for name in _SPLIT_NAMES if re.search(rf"(^|[/._-]){name}([/._-]|$)", path)), None)
-        if name is None and (data := re.search(r"(^|/)(\w+?)-\d{5}-of-\d{5}\.", path)):
-            name = data[2]
-        splits.setdefault(name or "train", []).append(path)
+        if numbered := _NUMBERED.search(path):
+            name = numbered[1]
+        else:
+            named = (name for name in _SPLIT_NAMES if re.search(rf"(^|[/._-]){name}([/._-]|$)", path))
+            name = next(named, "train")
+        splits.setdefault(name, []).append(path)
     return splits
 
 
