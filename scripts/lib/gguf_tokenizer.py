@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from scripts.lib.errors import UserError
+from scripts.lib.gguf_header import read_header
 
 # gguf's token types
 _CONTROL, _USER_DEFINED = 3, 4
@@ -63,7 +63,7 @@ class GgufFacts:
     special_tokens: dict[str, str]  # bos_token, eos_token, ...: those that the file names
     eos_ids: list[int]
     template: str | None
-    vocab_size: int
+    vocab_size: int  # rows of the embedding
     context_length: int | None
 
 
@@ -72,49 +72,35 @@ def read_gguf(path: Path) -> GgufFacts:
 
     Raises UserError when it is no GGUF, or its tokenizer is of a kind that isn't known here.
     """
-    fields = _fields(path)
-    tokens = _value(fields, "tokenizer.ggml.tokens")
+    header = read_header(path, arrays=True)
+    tokens = header.get("tokenizer.ggml.tokens")
     if tokens is None:
         raise UserError(f"{path}: carries no tokenizer: name one in `model.tokenizer`")
-    numbers = {name: _value(fields, f"tokenizer.ggml.{name}_token_id") for name in _SPECIAL.values()}
-    ends = [_value(fields, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    vocab_size, context_length = _sizes(fields)
+    numbers = {name: header.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
+    ends = [header.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    vocab_size, context_length = _sizes(header, len(tokens))
     return GgufFacts(
-        tokenizer=_byte_level_bpe(path, fields, tokens),
-        special_tokens={name: tokens[numbers[key]] for name, key in _SPECIAL.items() if numbers[key] is not None},
+        tokenizer=_byte_level_bpe(path, header, tokens),
+        special_tokens={name: tokens[number] for name, number in numbers.items() if number is not None},
         eos_ids=[end for end in ends if end is not None],
-        template=_value(fields, "tokenizer.chat_template"),
+        template=header.get("tokenizer.chat_template"),
         vocab_size=vocab_size,
         context_length=context_length,
     )
 
 
-def read_sizes(path: Path) -> tuple[int, int | None]:
-    """Embedding rows and context length of a GGUF file, whatever its tokenizer."""
-    return _sizes(_fields(path))
+def read_sizes(path: Path) -> tuple[int | None, int | None]:
+    """Embedding rows and context length of a GGUF file, whatever its tokenizer; None for what it doesn't tell."""
+    return _sizes(read_header(path), None)
 
 
-def _fields(path: Path) -> dict[str, Any]:
-    try:
-        return GGUFReader(str(path)).fields
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: not a readable GGUF file: {error}") from None
+def _sizes(header: dict[str, Any], tokens: int | None) -> tuple[Any, Any]:
+    architecture = header.get("general.architecture")
+    return header.get(f"{architecture}.vocab_size", tokens), header.get(f"{architecture}.context_length")
 
 
-def _value(fields: dict[str, Any], name: str) -> Any:
-    return fields[name].contents() if name in fields else None
-
-
-def _sizes(fields: dict[str, Any]) -> tuple[int, int | None]:
-    architecture = _value(fields, "general.architecture")
-    vocab_size = _value(fields, f"{architecture}.vocab_size") or len(_value(fields, "tokenizer.ggml.tokens") or ())
-    return vocab_size, _value(fields, f"{architecture}.context_length")
-
-
-def _byte_level_bpe(path: Path, fields: dict[str, Any], tokens: list[str]) -> Tokenizer:
-    model, pre_name = _value(fields, "tokenizer.ggml.model"), _value(fields, "tokenizer.ggml.pre")
+def _byte_level_bpe(path: Path, header: dict[str, Any], tokens: list[str]) -> Tokenizer:
+    model, pre_name = header.get("tokenizer.ggml.model"), header.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre_name not in _PRE:
         kind = f"tokenizer kind `{model}`" if model != "gpt2" else f"pre-tokenizer `{pre_name}`"
         raise UserError(
@@ -123,9 +109,7 @@ def _byte_level_bpe(path: Path, fields: dict[str, Any], tokens: list[str]) -> To
         )
     pre = _PRE[pre_name]
     # A merge is "left right"; left itself may start with a blank only in files that aren't byte-level.
-    merges = [
-        (merge[: (cut := merge.index(" ", 1))], merge[cut + 1 :]) for merge in _value(fields, "tokenizer.ggml.merges")
-    ]
+    merges = [(merge[: (cut := merge.index(" ", 1))], merge[cut + 1 :]) for merge in header["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(
         models.BPE({text: token for token, text in enumerate(tokens)}, merges, ignore_merges=pre.ignore_merges)
     )
@@ -137,7 +121,7 @@ def _byte_level_bpe(path: Path, fields: dict[str, Any], tokens: list[str]) -> To
     tokenizer.decoder = decoders.ByteLevel()
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    kinds = _value(fields, "tokenizer.ggml.token_type") or []
+    kinds = header.get("tokenizer.ggml.token_type", [])
     added = [
         AddedToken(text, special=kind == _CONTROL, normalized=False)
         for text, kind in zip(tokens, kinds)

@@ -12,9 +12,9 @@ from scripts.lib import durable, embedded
 from scripts.lib.config import Config, parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.fleet.launch import gpu_groups, plan, signature, with_flags
-from scripts.lib.fleet.launch.gguf_header import read_scalars
 from scripts.lib.fleet.launch.llamacpp import affordable_slots, cache_bytes_per_token
 from scripts.lib.fleet.launch.sglang import mamba_flag
+from scripts.lib.gguf_header import read_header
 
 # The parts of `--help` that matter, in the wording of SGLang 0.5.23 and of a version before the rename.
 HELP_NEW = """\
@@ -219,7 +219,7 @@ def test_signature_changes_with_what_makes_another_server(target: Path) -> None:
 
 def test_header_agrees_with_the_gguf_library() -> None:
     path = embedded.model_path()
-    reader, scalars = GGUFReader(path), read_scalars(path)
+    reader, scalars = GGUFReader(path), read_header(path)
     assert scalars["general.architecture"] == "llama"
     for key, value in scalars.items():
         assert reader.get_field(key).contents() == value
@@ -231,7 +231,7 @@ def test_header_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04 not a model at all")
     with pytest.raises(UserError, match=r"model\.gguf: not a GGUF file"):
-        read_scalars(path)
+        read_header(path)
 
 
 def test_slots_give_way_before_the_context_does() -> None:

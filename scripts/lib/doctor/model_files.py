@@ -9,7 +9,7 @@ from scripts.lib import embedded
 from scripts.lib.config import Config
 from scripts.lib.doctor.findings import OK, PROBLEM, WARNING, Finding
 from scripts.lib.errors import UserError
-from scripts.lib.fleet.launch.gguf_header import read_scalars
+from scripts.lib.gguf_header import read_header
 
 _INDEX = "model.safetensors.index.json"
 
@@ -61,7 +61,7 @@ def check_model(config: Config) -> list[Finding]:
     if name == embedded.NAME or path.suffix == ".gguf":
         try:
             path = embedded.model_path() if name == embedded.NAME else path
-            facts = read_scalars(path)
+            facts = read_header(path)
         except (UserError, OSError) as error:
             return [Finding("model", PROBLEM, str(error), "correct model.name, or download the file again")]
         return [Finding("model", OK, f"{path}: {facts.get('general.architecture')}")]

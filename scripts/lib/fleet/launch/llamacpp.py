@@ -11,7 +11,7 @@ from scripts.lib.config import Config
 from scripts.lib.errors import UserError
 from scripts.lib.fleet import embedded_server
 from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, with_flags
-from scripts.lib.fleet.launch.gguf_header import read_scalars
+from scripts.lib.gguf_header import read_header
 
 _CACHE_BYTES = 2  # of one number in the key-value cache: f16, llama.cpp's default
 _MEMORY_SHARE = 0.5  # of the free memory that the key-value caches of all replicas may take
@@ -29,7 +29,7 @@ def weights(name: str) -> Path:
 
 def cache_bytes_per_token(path: Path) -> int:
     """Bytes that one token takes in the key-value cache, from the GGUF header."""
-    facts = read_scalars(path)
+    facts = read_header(path)
 
     def number(key: str) -> int | None:
         value = facts.get(f"{facts.get('general.architecture')}.{key}")
