@@ -122,10 +122,13 @@ class Steady(io.RawIOBase):
                 if self._file is None:
                     self._file = self._open()
                 return act(self._file)
-            except FileNotFoundError:
-                raise
             except (OSError, ValueError, *_network_errors()) as error:
                 self._file = None
+                status = _status(error)
+                if status in (404, 410) or (isinstance(error, FileNotFoundError) and error.__cause__ is None):
+                    raise FileNotFoundError(_line(error)) from None
+                if status is not None and 400 <= status < 500 and status not in (408, 429):
+                    raise OSError(_line(error)) from None
                 if attempt == ATTEMPTS - 1:
                     raise OSError(f"gave up after {ATTEMPTS} attempts: {_line(error)}") from None
                 self._sleep(min(30, 2**attempt))
@@ -150,9 +153,14 @@ def without_secrets(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
+def _status(error: BaseException) -> int | None:
+    """The HTTP status behind an error. fsspec calls whatever goes wrong first "file not found", with a cause."""
+    return getattr(error, "status", None) or getattr(error.__cause__, "status", None)
+
+
 def _line(error: Exception) -> str:
-    """One line, without the URL that aiohttp puts into it (it may hold keys)."""
-    status = getattr(error, "status", None)
-    if status:
+    """One line, without the URL that the error's text may hold, and its keys."""
+    if status := _status(error):
         return f"HTTP {status}"
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    cause = error.__cause__ or error
+    return " ".join(str(cause).split())[:200] or type(cause).__name__
