@@ -20,7 +20,7 @@ rule prepare_prompts:
         earlier=earlier_keys,
     output:
         shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=SHARDS),
-        keys="results/prompts/{dataset}/keys.parquet",
+        prompt_keys="results/prompts/{dataset}/keys.parquet",
         report="results/prompts/{dataset}/report.json",
     log:
         "results/logs/prepare_prompts/{dataset}.log",
