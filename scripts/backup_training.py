@@ -1,8 +1,8 @@
 """Snapshot the current corpus before a merge, verified byte by byte.
 
 Reads:  {training}, the link to the current corpus version.
-Writes: {backups}/{time}-{version}/, hard links or copies of the parts; --receipt (JSON), which says so when there is
-        no corpus yet.
+Writes: {backups}/{time}-{version}/, hard links or copies of the parts; a copy at backup.second_location of the config;
+        --receipt (JSON), which says so when there is no corpus.
 """
 
 import argparse
@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from scripts.lib import durable
-from scripts.lib.backup import back_up, receipt
+from scripts.lib.backup import back_up, copy_elsewhere, receipt
 from scripts.lib.config import load_config
 from scripts.lib.errors import entry
+from scripts.lib.stores import open_store
 
 
 @entry
@@ -23,12 +24,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--backups", required=True, type=Path, help="folder of all backups")
     parser.add_argument("--receipt", type=Path, help="file that tells which backup this run made")
     options = parser.parse_args(argv)
-    made = back_up(
-        options.training,
-        options.backups,
-        load_config(*options.config).backup.keep,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    config = load_config(*options.config)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    made = back_up(options.training, options.backups, config.backup.keep, say)
+    if made and config.backup.second_location:
+        store = open_store(config.backup.second_location, config.upload)
+        copy_elsewhere(options.backups, made, store, config.backup.keep, say)
     if options.receipt:
         durable.write_json(options.receipt, receipt(made))
 

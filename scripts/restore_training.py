@@ -8,8 +8,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.backup import all_backups, restore
+from scripts.lib.backup import all_backups, fetch, names_elsewhere, restore
+from scripts.lib.config import Upload
 from scripts.lib.errors import entry
+from scripts.lib.stores import open_store
 
 
 @entry
@@ -20,12 +22,28 @@ def main(argv: list[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--name", help="backup to bring back")
     what.add_argument("--list", action="store_true", help="print the backups there are, oldest first")
+    parser.add_argument(
+        "--fetch-from", metavar="URL", help="second location of backups: a folder, s3://... or another fsspec URL"
+    )
+    parser.add_argument("--endpoint-url", help="S3 endpoint of --fetch-from when it isn't AWS")
     options = parser.parse_args(argv)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    elsewhere = (
+        open_store(options.fetch_from, Upload(endpoint_url=options.endpoint_url)) if options.fetch_from else None
+    )
+    if options.list and elsewhere:
+        print(*names_elsewhere(elsewhere), sep="\n")
+        return
     if options.list:
         for one in all_backups(options.backups):
             print(f"{one.name}  {one.created}  {one.rows} samples  {one.tokens} tokens")
         return
-    restore(options.training, options.backups, options.name, say=lambda line: print(line, file=sys.stderr, flush=True))
+    if elsewhere:
+        fetch(elsewhere, options.name, options.backups, say)
+    restore(options.training, options.backups, options.name, say)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from scripts.lib import durable, manifest, publish
 from scripts.lib.errors import UserError
+from scripts.lib.stores import File, Store, TransferError
 
 RECORD = "backup.json"
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -145,6 +146,59 @@ def restore(training: Path, backups: Path, name: str, say: Callable[[str], None]
         publish.swap(training, directory)
         say(f"restore: {training} is {whole.version} again: {whole.totals['rows']} samples")
         return whole
+
+
+def copy_elsewhere(backups: Path, made: Backup, store: Store, keep: int, say: Callable[[str], None]) -> None:
+    """Copy a backup to another place, verified, and remove the oldest ones there beyond `keep`.
+
+    Raises UserError when that fails: the backup here is good, but one place was not meant to be enough.
+    """
+    folder = backups / made.name
+    whole = manifest.read_manifest(folder)
+    digests = {part.file: part.sha256 for part in whole.parts}
+    try:
+        # The record comes last: a backup without one is not taken for complete.
+        for name in [*manifest.files_of(whole), RECORD]:
+            path = folder / name
+            digest = digests.get(name) or durable.sha256_file(path)
+            file = File(path, f"{made.name}/{name}", path.stat().st_size, digest)
+            if not store.holds(file):
+                store.put([file])
+        there = names_elsewhere(store)
+        for old in [name for name in there if name != made.name][: -(keep - 1) or None]:
+            for key in sorted(store.keys(f"{old}/"), key=lambda key: not key.endswith(RECORD)):
+                store.delete(key)
+            say(f"backup: removed {old} from {store.url}, more than {keep} were there")
+    except TransferError as error:
+        raise UserError(f"backup.second_location: {error}: run again, or unset it") from None
+    say(f"backup: {store.url} holds {made.name}, verified")
+
+
+def names_elsewhere(store: Store) -> list[str]:
+    """Names of the complete backups at another place, the oldest first."""
+    return sorted(key.partition("/")[0] for key in store.keys("") if key.endswith(f"/{RECORD}"))
+
+
+def fetch(store: Store, name: str, backups: Path, say: Callable[[str], None]) -> None:
+    """Bring a backup from another place into `backups`, verified. Raises UserError when it isn't whole there."""
+    if (backups / name / RECORD).is_file():
+        return
+    known = names_elsewhere(store)
+    if name not in known:
+        raise UserError(f"{store.url}: there is no backup {name!r}; there are: {', '.join(known) or 'none'}")
+    try:
+        with publish.staging(backups / name) as folder:
+            store.get(f"{name}/{manifest.MANIFEST}", folder / manifest.MANIFEST)
+            whole = manifest.read_manifest(folder)
+            durable.require_free_space(folder, sum(part.bytes for part in whole.parts), "the backup")
+            for part in whole.parts:
+                store.get(f"{name}/{part.file}", folder / part.file)
+            for problem in manifest.damaged_parts(folder, whole):
+                raise UserError(f"{problem}: the backup at {store.url} is damaged: choose another one")
+            store.get(f"{name}/{RECORD}", folder / RECORD)
+    except TransferError as error:
+        raise UserError(f"{error}: run again, or choose another backup") from None
+    say(f"backup: fetched {name} from {store.url}")
 
 
 def receipt(made: Backup | None) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from scripts.lib import publish
-from scripts.lib.backup import all_backups, back_up, restore
+from scripts.lib.backup import all_backups, back_up, copy_elsewhere, fetch, names_elsewhere, restore
 from scripts.lib.errors import UserError
 from scripts.lib.manifest import verify
+from scripts.lib.stores import open_store
 from tests.corpora import bytes_of, config, corpus
 
 
@@ -177,3 +178,47 @@ def test_a_second_writer_is_refused(place):
             place.back_up()
         with pytest.raises(UserError, match="another merge, backup or restore is writing"):
             place.restore(made.name)
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    return open_store(str(tmp_path / "other-disk"))
+
+
+def test_a_copy_elsewhere_outlives_everything_here(place, elsewhere, tmp_path):
+    place.merge(0)
+    before = bytes_of(place.training)
+    made = place.back_up()
+    copy_elsewhere(place.backups, made, elsewhere, 3, place.said.append)
+    shutil.rmtree(tmp_path / "corpora")
+    shutil.rmtree(place.backups)
+    place.training.unlink()
+    assert names_elsewhere(elsewhere) == [made.name]
+    fetch(elsewhere, made.name, place.backups, place.said.append)
+    place.restore(made.name)
+    assert bytes_of(place.training) == before
+
+
+def test_copies_elsewhere_are_rotated(place, elsewhere):
+    names = []
+    for seed in range(3):
+        place.merge(seed)
+        made = place.back_up()
+        copy_elsewhere(place.backups, made, elsewhere, 2, place.said.append)
+        names.append(made.name)
+    assert names_elsewhere(elsewhere) == names[1:]
+    assert elsewhere.keys(names[0]) == []
+
+
+def test_a_damaged_copy_elsewhere_is_not_taken(place, elsewhere, tmp_path):
+    place.merge(0)
+    made = place.back_up()
+    copy_elsewhere(place.backups, made, elsewhere, 2, place.said.append)
+    part = tmp_path / "other-disk" / made.name / "part-00000.parquet"
+    part.write_bytes(b"damaged")
+    shutil.rmtree(place.backups)
+    with pytest.raises(UserError, match=r"part-00000\.parquet: has 7 bytes.*is damaged: choose another one"):
+        fetch(elsewhere, made.name, place.backups, place.said.append)
+    assert place.names() == []
+    with pytest.raises(UserError, match=f"there is no backup 'x'; there are: {made.name}"):
+        fetch(elsewhere, "x", place.backups, place.said.append)
