@@ -54,6 +54,9 @@ class RunProgress(Figures):
 
     updated: float = Field(description="Seconds since 1970.")
     datasets: dict[str, Figures]
+    s3_uploaded: int = Field(0, ge=0, description="Files that `upload.target` holds, verified.")
+    s3_bytes: int = Field(0, ge=0)
+    s3_failed: int = Field(0, ge=0, description="Files whose last attempt failed; they are tried again.")
 
 
 def schema() -> dict[str, Any]:
@@ -201,7 +204,15 @@ class ProgressFile:
             parts = [self._part(name, shard) for shard in self.config.shard_names()]
             datasets[name] = add_up(parts)
         whole = add_up(list(datasets.values()))
-        return RunProgress(**whole.model_dump(), updated=time.time(), datasets=datasets)
+        return RunProgress(**whole.model_dump(), updated=time.time(), datasets=datasets, **self._uploads())
+
+    def _uploads(self) -> dict[str, int]:
+        """The counts of upload_results, {} when nothing is uploaded."""
+        try:
+            counts = orjson.loads((self.state / "uploads.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {name: counts[name] for name in ("s3_uploaded", "s3_bytes", "s3_failed")}
 
     def _part(self, dataset: str, shard: str) -> Figures:
         path = self.state / "progress" / dataset / f"{shard}.json"

@@ -8,9 +8,10 @@ import yaml
 from scripts import upload_results
 from scripts.lib.config import Upload
 from scripts.lib.errors import UserError
+from scripts.lib.progress import ProgressFile
 from scripts.lib.stores import File, TransferError, open_store
 from scripts.lib.upload import SCAN_SECONDS, Uploader
-from tests.corpora import corpus
+from tests.corpora import config, corpus
 
 STAGES = ["completions", "validated", "training", "exports"]
 
@@ -180,7 +181,11 @@ def test_counts_reach_progress_json(results, store):
     (results / "progress.json").write_text('{"total": 5}')
     counts = uploader(results, store).once()
     progress = json.loads((results / "progress.json").read_text())
-    assert progress == {"total": 5, "s3_uploaded": 10, "s3_bytes": counts.s3_bytes, "s3_failed": 0}
+    told = {"s3_uploaded": 10, "s3_bytes": counts.s3_bytes, "s3_failed": 0}
+    assert progress == {"total": 5} | told
+    # Jobs that go on adding up their own progress tell the same.
+    gathered = ProgressFile(results / "state", config(), "alpha", "000").gather().model_dump()
+    assert {name: gathered[name] for name in told} == told
 
 
 def test_the_command_line(results, tmp_path, capsys):
