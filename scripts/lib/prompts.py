@@ -196,7 +196,9 @@ def _choose(
         for path in earlier:
             for keys in read_keys(path):
                 candidates.take_earlier(keys)
-    evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
+    evaluation = None
+    if selection.decontaminate:
+        evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
     near = NearDuplicates(selection.near_duplicates) if selection.near_duplicates else None
     wanted = dataset.max_samples or sys.maxsize
     reached = 0
@@ -210,7 +212,7 @@ def _choose(
         fresh = []
         for id, candidate in batch:
             reason = candidates.take(candidate.key) if selection.deduplicate != "none" else None
-            if reason is None and evaluation.matches(prompt_texts(candidate.conversation.messages)):
+            if evaluation and reason is None and evaluation.matches(prompt_texts(candidate.conversation.messages)):
                 reason = "contaminated"
             if reason is None:
                 fresh.append((id, candidate))
