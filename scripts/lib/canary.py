@@ -17,7 +17,6 @@ from scripts.lib.transport import Transport
 _QUESTION, _ANSWER = "What is the capital of France?", "paris"
 _MAX_TOKENS = 48
 _LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
-_SECONDS = 300.0
 
 
 class Canary:
@@ -62,7 +61,10 @@ class Canary:
             sampling=Sampling(temperature=0.0, top_p=1.0),
             messages=self.messages,
         )
-        reply = await self.transport.call(url, self.adapter.request(request), seconds=_SECONDS)
+        # As long as any request may take: an endpoint that swallows its canary is soon tested again.
+        settings = self.config.transport
+        seconds = settings.base_seconds + _MAX_TOKENS / settings.min_tokens_per_second
+        reply = await self.transport.call(url, self.adapter.request(request), seconds=seconds)
         if isinstance(reply, Failure):
             return reply
         answer = self.adapter.read(request, reply, 0.0)
