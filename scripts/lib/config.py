@@ -314,7 +314,6 @@ class Merge(Section):
     base_weight: float = Field(1.0, gt=0, le=1)
     seed: int = 0
     rows_per_part: int = Field(20_000, gt=0, description="Target size of one part.")
-    buckets: int = Field(16, gt=0, description="Hash buckets of the shuffle: more buckets, less memory.")
     mixed_ids_origin: bool = Field(
         True, description="Allow engine and reconstructed ids in one corpus (both are labelled per sample)."
     )
