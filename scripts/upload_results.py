@@ -5,6 +5,7 @@ Writes: the target; the ledger; {results}/state/uploads.json (counts). Local fil
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def main(argv: list[str] | None = None) -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     if options.watch is not None:
+        # Ctrl-C reaches the whole group; the last pass comes when the run has ended.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         uploader.watch(options.watch)
         return
     counts = uploader.once(hurry=True)
