@@ -31,11 +31,11 @@ DEFECTS = {
     "html_residue": "web page markup around a turn",
     "blocked_reply": "an answer that is a rate-limit or error message",
     "control_tokens": "text that contains control tokens of the target's template",
-    "filtered": "the preset leaves rows of this kind out",
 }
 
-# Found when prompts are chosen.
+# Fit for use, but not wanted.
 NOT_USED = {
+    "filtered": "the preset leaves rows of this kind out",
     "template_error": "the target's chat template refuses the messages",
     "prompt_too_long": "no room for an answer in the context",
     "duplicate": "the same prompt is used already in this dataset",

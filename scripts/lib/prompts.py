@@ -153,7 +153,7 @@ def _read(
         page_residue=plan.page_residue,
     )
     seed = config.selection.seed
-    for row in read_rows(files):
+    for row in read_rows(files, lambda file: say(f"{name}: reading {file.name}")):
         tally.rows += 1
         try:
             conversation, changes = clean(conversation_of(row, plan))
@@ -199,7 +199,7 @@ def _choose(
     evaluation = None
     if selection.decontaminate:
         evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
-    near = NearDuplicates(selection.near_duplicates) if selection.near_duplicates else None
+    near = NearDuplicates(selection.near_duplicates, candidates.database) if selection.near_duplicates else None
     wanted = dataset.max_samples or sys.maxsize
     reached = 0
     stream = _numbered(name, candidates.in_order())

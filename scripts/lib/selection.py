@@ -5,9 +5,12 @@ Nothing here depends on the order of a source's rows: ids are hashes of content,
 
 import hashlib
 import re
+import sqlite3
 import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from scripts.lib.provenance import digest
 from scripts.lib.records import Message
@@ -103,37 +106,55 @@ def _ngrams(found: list[str], size: int) -> Iterator[bytes]:
     return (_hash(" ".join(found[start : start + size])) for start in range(len(found) - size + 1))
 
 
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+def _hash(data: str | bytes) -> bytes:
+    return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=8).digest()
 
 
 class NearDuplicates:
-    """MinHash index of prompts: finds one whose word 3-grams overlap by at least `threshold` (Jaccard)."""
+    """MinHash index of prompts: finds one whose word 3-grams overlap by at least `threshold` (Jaccard).
 
-    def __init__(self, threshold: float):
+    Signatures and their bands lie in `database`, so that the index may outgrow the memory.
+    """
+
+    def __init__(self, threshold: float, database: sqlite3.Connection):
         from datasketch import MinHashLSH
 
         self.threshold = threshold
-        self._index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
-        self._signatures: dict[str, Any] = {}
+        # How many bands of how many rows find pairs at this threshold best.
+        self._bands = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS).hashranges
+        self._db = database
+        self._db.execute("CREATE TABLE signature (number INTEGER PRIMARY KEY, id TEXT, hashes BLOB)")
+        self._db.execute("CREATE TABLE band (band INTEGER, hash BLOB, number INTEGER)")
+        self._db.execute("CREATE INDEX by_band ON band (band, hash)")
 
     def add_or_find(self, id: str, texts: Iterable[str]) -> str | None:
-        """The id of a similar prompt that was added before; None when there is none and this one was added."""
-        from datasketch import LeanMinHash, MinHash
-
-        found = [word for text in texts for word in words(text)]
-        shingles = {" ".join(found[start : start + SHINGLE_WORDS]) for start in range(max(1, len(found) - 2))}
-        signature = MinHash(PERMUTATIONS, seed=1, hashfunc=_hash32)
-        signature.update_batch(sorted(shingle.encode() for shingle in shingles))
-        signature = LeanMinHash(signature)
-        # The index is a coarse sieve with false alarms: the signatures decide.
-        similar = (other for other in self._index.query(signature))
-        best = max(((signature.jaccard(self._signatures[other]), other) for other in similar), default=(0.0, ""))
-        if best[0] >= self.threshold:
-            return best[1]
-        self._index.insert(id, signature)
-        self._signatures[id] = signature
+        """The id of the most similar prompt that was added before; None when there is none and this one was added."""
+        hashes = _signature(texts)
+        bands = [(band, _hash(hashes[start:end].tobytes())) for band, (start, end) in enumerate(self._bands)]
+        similar: dict[str, float] = {}
+        # Bands are a coarse sieve with false alarms: the signatures decide.
+        for band in bands:
+            for other, stored in self._db.execute(
+                "SELECT id, hashes FROM band JOIN signature USING (number) WHERE band = ? AND hash = ?", band
+            ):
+                similar[other] = float(np.mean(np.frombuffer(stored, hashes.dtype) == hashes))
+        best = max(similar.items(), key=lambda item: (item[1], item[0]), default=("", 0.0))
+        if best[1] >= self.threshold:
+            return best[0]
+        number = self._db.execute("INSERT INTO signature (id, hashes) VALUES (?, ?)", (id, hashes.tobytes())).lastrowid
+        self._db.executemany("INSERT INTO band VALUES (?, ?, ?)", [(*band, number) for band in bands])
         return None
+
+
+def _signature(texts: Iterable[str]) -> np.ndarray:
+    """MinHash values, shape [PERMUTATIONS], of the texts' word shingles."""
+    from datasketch import MinHash
+
+    found = [word for text in texts for word in words(text)]
+    shingles = {" ".join(found[start : start + SHINGLE_WORDS]) for start in range(max(1, len(found) - 2))}
+    signature = MinHash(PERMUTATIONS, seed=1, hashfunc=_hash32)
+    signature.update_batch(sorted(shingle.encode() for shingle in shingles))
+    return signature.hashvalues.astype(np.uint32)
 
 
 def _hash32(data: bytes) -> int:

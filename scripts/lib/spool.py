@@ -31,10 +31,10 @@ class Candidate:
 
 
 class Spool:
-    """Candidates, the keys that are taken, and the choice."""
+    """Candidates, the keys that are taken, and the choice. `database` has room for what else must not sit in memory."""
 
     def __init__(self, path: Path):
-        self._db = sqlite3.connect(path, isolation_level=None)
+        self.database = sqlite3.connect(path, isolation_level=None)
         for statement in (
             "PRAGMA journal_mode=OFF",
             "PRAGMA synchronous=OFF",
@@ -44,7 +44,7 @@ class Spool:
             "CREATE TABLE kept (shard INTEGER, place INTEGER, candidate INTEGER, id TEXT, tokens INTEGER)",
             "BEGIN",
         ):
-            self._db.execute(statement)
+            self.database.execute(statement)
         self._pending: list[tuple] = []
         self._pack = zstandard.ZstdCompressor(level=1).compress
         self._unpack = zstandard.ZstdDecompressor().decompress
@@ -55,44 +55,44 @@ class Spool:
             self._flush()
 
     def _flush(self) -> None:
-        self._db.executemany("INSERT INTO candidate VALUES (?, ?, ?, ?, ?)", self._pending)
+        self.database.executemany("INSERT INTO candidate VALUES (?, ?, ?, ?, ?)", self._pending)
         self._pending.clear()
 
     def in_order(self) -> Iterator[Candidate]:
         """All candidates by their seeded order; equal ones as they were read."""
         self._flush()
-        self._db.execute("CREATE INDEX by_order ON candidate (ord)")
-        rows = self._db.execute("SELECT rowid, id, key, source, data FROM candidate ORDER BY ord, rowid")
+        self.database.execute("CREATE INDEX by_order ON candidate (ord)")
+        rows = self.database.execute("SELECT rowid, id, key, source, data FROM candidate ORDER BY ord, rowid")
         for number, id, key, source, data in rows:
             yield Candidate(number, id, key, source, self._conversation(data))
 
     def not_reached(self, reached: int, examples: int) -> tuple[int, list[tuple[str, str]]]:
         """(how many candidates come after the first `reached`, (source, id) of the first of them)."""
-        (total,) = self._db.execute("SELECT count(*) FROM candidate").fetchone()
-        rows = self._db.execute(
+        (total,) = self.database.execute("SELECT count(*) FROM candidate").fetchone()
+        rows = self.database.execute(
             "SELECT source, id FROM candidate ORDER BY ord, rowid LIMIT ? OFFSET ?", (examples, reached)
         )
         return total - reached, rows.fetchall()
 
     def take_earlier(self, keys: list[bytes]) -> None:
         """Mark keys as used by a dataset that has priority."""
-        self._db.executemany("INSERT OR IGNORE INTO taken VALUES (?, 1)", [(key,) for key in keys])
+        self.database.executemany("INSERT OR IGNORE INTO taken VALUES (?, 1)", [(key,) for key in keys])
 
     def take(self, key: bytes) -> str | None:
         """Mark a key as used. None when it was free, else the reason why it was not."""
-        taken = self._db.execute("SELECT earlier FROM taken WHERE key = ?", (key,)).fetchone()
+        taken = self.database.execute("SELECT earlier FROM taken WHERE key = ?", (key,)).fetchone()
         if taken is not None:
             return "duplicate_across" if taken[0] else "duplicate"
-        self._db.execute("INSERT INTO taken VALUES (?, 0)", (key,))
+        self.database.execute("INSERT INTO taken VALUES (?, 0)", (key,))
         return None
 
     def keep(self, shard: int, place: int, candidate: int, id: str, tokens: int) -> None:
         """Choose a candidate for a shard; `place` orders the rows inside."""
-        self._db.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", (shard, place, candidate, id, tokens))
+        self.database.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", (shard, place, candidate, id, tokens))
 
     def shard(self, shard: int) -> Iterator[tuple[str, int, Candidate]]:
         """(id, prompt tokens, candidate) of a shard's choice, in place."""
-        rows = self._db.execute(
+        rows = self.database.execute(
             "SELECT kept.id, tokens, candidate, key, source, data FROM kept JOIN candidate ON candidate.rowid = candidate"
             " WHERE shard = ? ORDER BY place",
             (shard,),
@@ -102,12 +102,12 @@ class Spool:
 
     def index_choice(self) -> None:
         """Call once after the last `keep`, before `shard`."""
-        self._db.execute("CREATE INDEX by_shard ON kept (shard, place)")
+        self.database.execute("CREATE INDEX by_shard ON kept (shard, place)")
 
     def keys(self) -> Iterator[tuple[str, bytes]]:
         """(id, key) of the choice, shard by shard."""
         return iter(
-            self._db.execute(
+            self.database.execute(
                 "SELECT kept.id, key FROM kept JOIN candidate ON candidate.rowid = candidate ORDER BY shard, place"
             )
         )
@@ -118,7 +118,7 @@ class Spool:
         return Conversation(**value)
 
     def close(self) -> None:
-        self._db.close()
+        self.database.close()
 
 
 @contextlib.contextmanager

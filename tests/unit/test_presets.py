@@ -94,6 +94,13 @@ def test_unknown_preset_and_preset_without_a_source():
         plan_of("d", dataset(preset="pretokenized"))
 
 
+@pytest.mark.parametrize("key", ["hub_config", "split", "revision"])
+def test_what_only_the_hub_has_is_not_ignored_elsewhere(key):
+    with pytest.raises(UserError, match=rf"datasets\.d\.{key}: only `hf:` sources have one"):
+        plan_of("d", dataset(source="a.jsonl", **{key: "x"}))
+    assert plan_of("d", dataset(source=["a.jsonl", "hf:owner/name"], **{key: "x"}))
+
+
 def test_reference_plan():
     config = load_config(PROJECT / "config" / "reference.yaml")
     assert list(config.datasets) == [*(f"B{n}" for n in range(1, 9)), "A1", "A2"]

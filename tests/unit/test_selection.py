@@ -1,5 +1,7 @@
 """Identity, order, duplicates and evaluation sets, without files."""
 
+import sqlite3
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +116,7 @@ def test_size_of_the_ngram_counts():
 
 
 def test_near_duplicates():
-    index = NearDuplicates(0.7)
+    index = NearDuplicates(0.7, sqlite3.connect(":memory:"))
     text = "Write a function that takes a list of integers and returns the longest increasing run in it, please."
     assert index.add_or_find("one", [text]) is None
     assert index.add_or_find("two", [text.replace("please", "thanks")]) == "one"

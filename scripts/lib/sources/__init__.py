@@ -1,6 +1,6 @@
 """Where prompts come from: local files, the Hugging Face Hub, remote stores; raw rows to conversations."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from scripts.lib.config import Dataset
 from scripts.lib.defects import Defect
@@ -40,9 +40,13 @@ def source_files(name: str, dataset: Dataset) -> list[SourceFile]:
     return files
 
 
-def read_rows(files: list[SourceFile]) -> Iterator[Row]:
-    """Raw rows of all files, one in memory at a time. Raises UserError when a file can't be read on."""
+def read_rows(files: list[SourceFile], opening: Callable[[SourceFile], None] = lambda file: None) -> Iterator[Row]:
+    """Raw rows of all files, one in memory at a time; `opening` hears of each file before it is opened.
+
+    Raises UserError when a file can't be read on.
+    """
     for file in files:
+        opening(file)
         yield from read_file(file.name, file.open)
 
 

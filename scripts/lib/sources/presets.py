@@ -125,6 +125,10 @@ def plan_of(name: str, dataset: Dataset) -> Plan:
     sources = tuple([own] if isinstance(own, str) else own or filter(None, [preset.source]))
     if not sources:
         raise UserError(f"datasets.{name}.source: the preset `{dataset.preset}` needs a `source` beside it")
+    if not any(source.startswith("hf:") for source in sources):
+        for key in ("hub_config", "split", "revision"):
+            if getattr(dataset, key) is not None:
+                raise UserError(f"datasets.{name}.{key}: only `hf:` sources have one; name the files in `source`")
     # Configuration and split belong to the preset's own repository, not to a copy elsewhere.
     of_preset = own is None
     return Plan(
