@@ -71,10 +71,17 @@ include: "rules/tokens.smk"
 include: "rules/validated.smk"
 include: "rules/training.smk"
 include: "rules/exports.smk"
+include: "rules/report.smk"
 
 
 onstart:
     durable.write_json(CONFIG_FILE, CONFIG.model_dump(mode="json", by_alias=True))
+    if CONFIG.upload.target:
+        # Beside the run, never in its way: it ends by itself when this process has ended.
+        shell(
+            "python -m scripts.upload_results --config {CONFIG_FILE} --results results --watch $PPID"
+            " > results/state/upload.log 2>&1 &"
+        )
 
 
 onsuccess:

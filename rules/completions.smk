@@ -26,7 +26,7 @@ rule generate_completions:
     shell:
         # tee: a run of hours must be seen to be alive, on screen and in the log.
         "exec python -m scripts.generate_completions"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --dataset {wildcards.dataset}"
         " --shard {wildcards.shard}"
         " --target results/target"
@@ -46,7 +46,7 @@ rule serve:
         "../envs/client.yaml"
     shell:
         "exec python -m scripts.serve"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --target results/target"
         " --state results/state"
         " 2> >(exec tee -i -a {log} >&2)"

@@ -32,7 +32,7 @@ rule prepare_prompts:
         settings=lambda wildcards: stage_settings(CONFIG, "prompts", wildcards.dataset),
     shell:
         "exec python -m scripts.prepare_prompts"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --dataset {wildcards.dataset}"
         " --target results/target"
         " --earlier {input.earlier}"

@@ -22,7 +22,7 @@ rule tokenize_completions:
         settings=lambda wildcards: stage_settings(CONFIG, "tokens", wildcards.dataset),
     shell:
         "exec python -m scripts.tokenize_completions"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --dataset {wildcards.dataset}"
         " --target results/target"
         " --prompts {input.prompts}"
@@ -48,7 +48,7 @@ rule tokenize_conversations:
         settings=lambda wildcards: stage_settings(CONFIG, "tokens", wildcards.dataset),
     shell:
         "exec python -m scripts.tokenize_conversations"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --dataset {wildcards.dataset}"
         " --target results/target"
         " --prompts {input.prompts}"

@@ -26,7 +26,7 @@ rule backup_training:
         settings=stage_settings(CONFIG, "training"),
     shell:
         "exec python -m scripts.backup_training"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --training results/training"
         " --backups results/backups"
         " --receipt {output.receipt}"
@@ -58,7 +58,7 @@ rule merge_training:
         corpus=corpus_on_disk(),
     shell:
         "exec python -m scripts.merge_training"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --validated {input.validated}"
         " --summary {input.summary}"
         " --training results/training"

@@ -35,7 +35,7 @@ rule validate_tokens:
         settings=stage_settings(CONFIG, "validated"),
     shell:
         "exec python -m scripts.validate_tokens"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --dataset {wildcards.dataset}"
         " --target results/target"
         " --prompts {input.prompts}"
@@ -54,6 +54,7 @@ rule summarize_validation:
         summaries=expand("results/validated/{dataset}/{shard}.json", dataset=DATASETS, shard=SHARDS),
     output:
         summary="results/validated/summary.json",
+        frequencies="results/validated/token_frequencies.parquet",
     log:
         "results/logs/summarize_validation.log",
     conda:
@@ -62,8 +63,9 @@ rule summarize_validation:
         settings=stage_settings(CONFIG, "validated"),
     shell:
         "exec python -m scripts.summarize_validation"
-        " --config {CONFIG_FILE}"
+        " --config results/state/config.json"
         " --target results/target"
         " --summaries {input.summaries}"
         " --output {output.summary}"
+        " --token-frequencies {output.frequencies}"
         " > >(exec tee {log}) 2>&1"
