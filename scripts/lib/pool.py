@@ -21,6 +21,8 @@ _FULL_CACHE = 0.95
 _COOLDOWN = 2.0  # s between decreases: a burst of errors is one signal
 _SMOOTHING = 0.1  # weight of a new observation
 _SUSPECT_AFTER = 3  # failures in a row without any success
+_LIVELY = 2.0  # s since the last success within which one failure is no reason to doubt an endpoint
+_GENTLE = 4.0  # at least so many at once after an outage
 _PAUSE_AFTER = 3  # refusals in a row without any success
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s until an endpoint that is out is tested, or a refusing one asked
 
@@ -39,6 +41,7 @@ class Server:
     speed: float | None = None  # tokens per second of one request, smoothed
     failures: int = 0  # since the last success
     last_sign: float = 0.0  # clock of the last success, admission or seen progress
+    last_success: float = float("-inf")
     last_decrease: float = float("-inf")
     queue_long: bool = False
     mark: tuple = ()  # of the engine's progress
@@ -108,7 +111,9 @@ class Pool:
         self.successes += 1
         if server.status == "ready":
             return
-        server.limit = 4.0 if server.status == "out" else float("inf")
+        # What was in flight before an outage was too much, or not: half of it, and up from there.
+        before = min(server.limit, float(self.ceiling))
+        server.limit = max(_GENTLE, before / 2) if server.status == "out" else float("inf")
         server.status, server.reason, server.failures, server.pauses = "ready", "", 0, 0
         server.last_sign = now
         if self._ramp_from is None or self.in_flight == 0:
@@ -238,15 +243,20 @@ class Pool:
     def succeeded(self, server: Server, tokens: int, seconds: float) -> None:
         self.successes += 1
         server.failures = server.refusals = 0
-        server.last_sign = self.clock()
+        server.last_sign = server.last_success = self.clock()
         if tokens > 0 and seconds > 0:
             speed = tokens / seconds
             server.speed = speed if server.speed is None else server.speed + _SMOOTHING * (speed - server.speed)
         self._increase(server)
 
     def failed(self, server: Server, reason: str, suspect: bool = False) -> None:
-        """A request failed in a way that may be the server's fault; several in a row take it out."""
+        """A request failed in a way that may be the server's fault; several in a row take it out.
+
+        A `suspect` failure (refused, no workers, no such model) does so alone, unless the server has just answered:
+        a router that fails one request in a hundred is no outage.
+        """
         server.failures += 1
+        suspect = suspect and self.clock() - server.last_success > _LIVELY
         if server.status == "ready" and (suspect or server.failures >= _SUSPECT_AFTER):
             self.take_out(server, reason, break_off=False)
 
