@@ -5,6 +5,7 @@ snakemake -n                            show what that would be
 """
 
 import os
+import shlex
 import sys
 
 from snakemake.exceptions import WorkflowError
@@ -13,10 +14,10 @@ from snakemake.utils import min_version
 min_version("9.27")
 # Jobs run `python -m scripts.<rule>`; this finds the package from any working directory.
 sys.path.insert(0, workflow.basedir)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")]))
+shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.basedir))}:${{{{PYTHONPATH:-}}}}; ")
 
 from scripts.lib import durable
-from scripts.lib.config import parse_config, stage_settings
+from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
 from scripts.lib.errors import UserError
 from scripts.lib.sources import local_files
 

@@ -3,9 +3,7 @@
 Input: results/training/. Output: results/exports/{format}/; objects at `upload.target`.
 """
 
-from scripts.lib.exports import FORMATS
-
-for export_format in FORMATS:
+for export_format in EXPORT_FORMATS:
 
     rule:
         name:

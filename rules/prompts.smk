@@ -5,19 +5,16 @@ Output: results/prompts/{dataset}/: one Parquet file per shard, keys.parquet, re
 """
 
 
-def earlier_keys(wildcards):
-    """Keys of the datasets that have priority over this one."""
-    if CONFIG.selection.deduplicate != "across":
-        return []
-    return expand("results/prompts/{earlier}/keys.parquet", earlier=DATASETS[: DATASETS.index(wildcards.dataset)])
-
-
 rule prepare_prompts:
     """Read a source, clean it, choose prompts, give them stable ids, cut them into shards."""
     input:
         target="results/target/target.json",
         sources=lambda wildcards: SOURCES[wildcards.dataset],
-        earlier=earlier_keys,
+        # Datasets that are named before this one keep a duplicate prompt.
+        earlier=lambda wildcards: expand(
+            "results/prompts/{earlier}/keys.parquet",
+            earlier=DATASETS[: DATASETS.index(wildcards.dataset)] if CONFIG.selection.deduplicate == "across" else [],
+        ),
     output:
         shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=SHARDS),
         prompt_keys="results/prompts/{dataset}/keys.parquet",

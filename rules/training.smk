@@ -33,12 +33,6 @@ rule backup_training:
         " > >(exec tee {log}) 2>&1"
 
 
-def corpus_on_disk():
-    """None, unless a finished merge's corpus is gone: then the changed param makes the merge run again."""
-    merged = os.path.exists("results/state/training.json")
-    return "missing" if merged and not os.path.exists("results/training/manifest.json") else None
-
-
 rule merge_training:
     """Mix all validated shards (and a base corpus) into the training corpus."""
     input:
@@ -55,7 +49,12 @@ rule merge_training:
         "../envs/client.yaml"
     params:
         settings=stage_settings(CONFIG, "training"),
-        corpus=corpus_on_disk(),
+        # Not among the outputs, so a corpus that was removed by hand is noticed here.
+        corpus=(
+            "missing"
+            if os.path.exists("results/state/training.json") and not os.path.exists("results/training/manifest.json")
+            else None
+        ),
     shell:
         "exec python -m scripts.merge_training"
         " --config results/state/config.json"

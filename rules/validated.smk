@@ -9,19 +9,15 @@ localrules:
     summarize_validation,
 
 
-def completions_of(wildcards):
-    """Class A has no completions."""
-    if wildcards.dataset in CLASS_A:
-        return []
-    return f"results/completions/{wildcards.dataset}/{wildcards.shard}.parquet"
-
-
 rule validate_tokens:
     """Check every sample against named gates; keep the rejects with their reasons."""
     input:
         target="results/target/target.json",
         prompts="results/prompts/{dataset}/{shard}.parquet",
-        completions=completions_of,
+        completions=branch(
+            lambda wildcards: wildcards.dataset in CLASS_B,
+            then="results/completions/{dataset}/{shard}.parquet",
+        ),
         tokens="results/tokens/{dataset}/{shard}.parquet",
     output:
         validated="results/validated/{dataset}/{shard}.parquet",

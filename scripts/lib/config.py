@@ -18,6 +18,8 @@ from scripts.lib.errors import UserError
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OPERATIONAL = {"operational": True}
+# The names of `exports.FORMATS`, here for the workflow, which must not import tables and templates to plan.
+EXPORT_FORMATS = ("tokens", "specforge", "messages", "deepspec", "torchspec", "angelslim", "eagle", "datasets")
 
 
 class Section(BaseModel):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.lib import config_reference
-from scripts.lib.config import Config, Section, load_config, overlay, parse_config, stage_settings
+from scripts.lib.config import EXPORT_FORMATS, Config, Section, load_config, overlay, parse_config, stage_settings
 from scripts.lib.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +110,12 @@ def test_every_section_refuses_unknown_keys():
     for section in sections(Config):
         assert issubclass(section, Section)
         assert section.model_config["extra"] == "forbid"
+
+
+def test_the_workflow_names_every_export():
+    from scripts.lib.exports import FORMATS
+
+    assert set(EXPORT_FORMATS) == set(FORMATS)
 
 
 def test_schema_and_reference_are_current():
