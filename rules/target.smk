@@ -19,4 +19,7 @@ rule prepare_target:
     params:
         settings=stage_settings(CONFIG, "target"),
     shell:
-        "exec python -m scripts.prepare_target" " --config results/state/config.json" " --output results/target" " > {log} 2>&1"
+        "exec python -m scripts.prepare_target"
+        " --config results/state/config.json"
+        " --output results/target"
+        " > {log} 2>&1"
