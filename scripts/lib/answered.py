@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from scripts.lib import durable
 from scripts.lib.errors import UserError
@@ -36,8 +36,8 @@ from scripts.lib.records import (
 )
 
 DONE, TURN, PART, VOID = "done", "turn", "part", "void"
-_READ_ROWS = 64  # prompts in memory at once
-PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
+_READ_ROWS = 256  # prompts in memory at once
+_PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
 
 
 @dataclass
@@ -83,54 +83,57 @@ class IdIndex:
     """
 
     def __init__(self) -> None:
-        self._filling = array("q")
-        self._table: np.ndarray | None = None
+        self._filling = array("q")  # high half of the id, low half, position, one after another
+        self._sorted: tuple[array, array, array] | None = None
 
     def add(self, id: str, position: int) -> None:
-        high, low = _halves(id)
-        self._filling.extend((high, low, position))
-        self._table = None
+        self._filling.extend((*_halves(id), position))
+        self._sorted = None
 
-    def _sorted(self) -> np.ndarray:
-        if self._table is None:
-            table = np.frombuffer(self._filling, dtype=np.int64).reshape(-1, 3).copy()
+    def _columns(self) -> tuple[array, array, array]:
+        """Highs, lows and positions, sorted by id, the latest of each."""
+        if self._sorted is None:
+            table = np.frombuffer(self._filling, dtype=np.int64).reshape(-1, 3)
             # Stable: of equal ids the last one added comes last, and only that one stays.
-            order = np.lexsort((table[:, 1], table[:, 0]))
-            table = table[order]
+            table = table[np.lexsort((table[:, 1], table[:, 0]))]
             if len(table):
                 last = np.ones(len(table), bool)
                 last[:-1] = np.any(table[1:, :2] != table[:-1, :2], axis=1)
                 table = table[last & (table[:, 2] >= 0)]
-            self._table = table
             self._filling = array("q", table.tobytes())
-        return self._table
+            high, low, position = (array("q", table[:, column].tobytes()) for column in range(3))
+            self._sorted = high, low, position
+        return self._sorted
 
     def get(self, id: str) -> int | None:
         """Position of the latest record of `id`."""
-        table = self._sorted()
+        highs, lows, positions = self._columns()
         high, low = _halves(id)
-        at = int(np.searchsorted(table[:, 0], high))
-        while at < len(table) and table[at, 0] == high:
-            if table[at, 1] == low:
-                return int(table[at, 2])
-            at += 1
+        first = bisect_left(highs, high)
+        at = bisect_left(lows, low, first, bisect_right(highs, high, first))
+        if at < len(highs) and highs[at] == high and lows[at] == low:
+            return positions[at]
         return None
 
     def __contains__(self, id: str) -> bool:
         return self.get(id) is not None
 
     def __len__(self) -> int:
-        return len(self._sorted())
+        return len(self._columns()[0])
 
     def missing_in(self, other: "IdIndex") -> int:
         """How many of these ids `other` does not have."""
-        pair = np.dtype([("high", np.int64), ("low", np.int64)])
-        mine, theirs = (np.ascontiguousarray(table[:, :2]).view(pair) for table in (self._sorted(), other._sorted()))
-        return len(mine) - int(np.isin(mine, theirs).sum())
+
+        def pairs(index: IdIndex) -> np.ndarray:
+            highs, lows, _ = index._columns()
+            return np.rec.fromarrays([np.array(highs, np.int64), np.array(lows, np.int64)])
+
+        mine = pairs(self)
+        return len(mine) - int(np.isin(mine, pairs(other)).sum())
 
     def positions(self) -> list[int]:
         """All positions, ascending."""
-        return sorted(self._sorted()[:, 2].tolist())
+        return sorted(self._columns()[2])
 
 
 def _halves(id: str) -> tuple[int, int]:
@@ -435,13 +438,27 @@ def prompt_ids(path: Path) -> Iterator[str]:
 
 
 def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
-    """The prompts of a shard whose id is wanted, a few rows in memory at once."""
+    """The prompts of a shard whose id is wanted, some rows in memory at once.
+
+    Without ready tokens, which class-B prompts don't have. Read column by column: pyarrow makes nested
+    Python objects a row at a time, which would cost as much as half a request.
+    """
     with open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=PROMPT_COLUMNS):
-            keep = [row for row, id in enumerate(batch.column(0).to_pylist()) if wanted(id)]
-            if keep:
-                for row in batch.take(pa.array(keep)).to_pylist():
-                    yield from_dict(Prompt, row)
+        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=_PROMPT_COLUMNS):
+            ids = batch.column("id").to_pylist()
+            keep = [row for row, id in enumerate(ids) if wanted(id)]
+            if not keep:
+                continue
+            lists = batch.column("messages")
+            offsets = lists.offsets.to_pylist()
+            fields = [lists.values.field(name).to_pylist() for name in ("role", "content", "reasoning", "tool_calls")]
+            messages = [Message(*values) for values in zip(*fields)]
+            dataset, source, key, tools, tokens = (
+                batch.column(name).to_pylist() for name in ("dataset", "source", "key", "tools", "prompt_tokens")
+            )
+            for row in keep:
+                own = messages[offsets[row] : offsets[row + 1]]
+                yield Prompt(ids[row], dataset[row], source[row], key[row], own, tools[row], tokens[row])
 
 
 def link(source: Path, output: Path) -> None:

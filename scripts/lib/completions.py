@@ -8,6 +8,7 @@ it asks only for what is missing.
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import random
 import signal
@@ -102,6 +103,9 @@ def generate(shard: Shard) -> None:
     if config.datasets[shard.dataset].data_class != "B":
         raise UserError(f"dataset {shard.dataset} is of class A: its conversations are kept, not answered")
     target = load_target(shard.target)
+    # The imported libraries are a million objects that live for ever: don't let the collector look through them.
+    gc.collect()
+    gc.freeze()
     answered = Answered(shard.state, shard.dataset, shard.shard, identity(config, shard.dataset, target))
     try:
         asyncio.run(Generation(shard, target, answered).run())
