@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import zstandard
 
+from scripts.lib.errors import UserError
 from scripts.lib.records import Message
 from scripts.lib.sources.formats import Conversation
 
@@ -123,13 +124,15 @@ class Spool:
 
 @contextlib.contextmanager
 def spool(folder: Path) -> Iterator[Spool]:
-    """A spool in `folder`, removed at the end. One at a time."""
+    """A spool in `folder`, removed at the end. One at a time. Raises UserError when the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".candidates.sqlite"
     path.unlink(missing_ok=True)  # of a run that was killed
     opened = Spool(path)
     try:
         yield opened
+    except sqlite3.OperationalError as error:
+        raise UserError(f"{path}: {error}: free some space and run again") from None
     finally:
         opened.close()
         path.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from scripts.lib.prompts import prepare_prompts
 from scripts.lib.records import Prompt, read_provenance, read_rows
 from scripts.lib.selection import prompt_key, shard_of
 from scripts.lib.sources.formats import Conversation
+from scripts.lib.spool import Spool
 from scripts.lib.target import load_target
 
 SHARDS = 3
@@ -303,6 +304,19 @@ def test_candidates_of_a_killed_run_are_replaced(run):
     (run.output("a") / ".candidates.sqlite").write_bytes(b"half a database")
     assert run(configured({"source": run.write("a.jsonl", asks(3))})) == 0
     assert not list(run.output("a").glob(".*"))
+
+
+def test_full_disk_is_one_line(run, capfd, monkeypatch):
+    opened = Spool.__init__
+
+    def open_small(self, path):
+        opened(self, path)
+        self.database.execute("PRAGMA max_page_count=20")  # SQLite's own way to have no more room
+
+    monkeypatch.setattr(Spool, "__init__", open_small)
+    assert run(configured({"source": run.write("a.jsonl", asks(3000))})) == 1
+    assert ".candidates.sqlite: database or disk is full: free some space and run again" in capfd.readouterr().err
+    assert not list(run.output("a").glob("*"))
 
 
 anything = st.recursive(

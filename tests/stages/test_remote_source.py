@@ -44,7 +44,7 @@ def test_files_of_a_web_server(hub, monkeypatch):
 
 
 def test_broken_connection_is_read_on(hub, monkeypatch):
-    monkeypatch.setattr("scripts.lib.sources.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("scripts.lib.sources.remote.BACKOFF_SECONDS", 0)
     expected = [f"Question {n}?" for n in range(500)]
     hub.datasets["a/b"] = {"x.csv": ("prompt\n" + "\n".join(expected)).encode()}
     hub.cut["x.csv"] = 1000
@@ -64,7 +64,7 @@ def test_broken_connection_is_read_on(hub, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line_without_secrets(hub, monkeypatch, source, message):
-    monkeypatch.setattr("scripts.lib.sources.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("scripts.lib.sources.remote.BACKOFF_SECONDS", 0)
     hub.datasets |= {"a/b": {"x.docx": b"x"}, "a/shut": {"x.csv": b"x"}}
     hub.gated["a/shut"] = "another"
     with pytest.raises(UserError, match=message) as raised:

@@ -19,6 +19,7 @@ from scripts.lib.sources.rows import kind_of
 
 BLOCK_BYTES = 8 << 20
 ATTEMPTS = 6
+BACKOFF_SECONDS = 1.0  # before the second attempt; doubled each time
 READ_TIMEOUT_SECONDS = 120
 
 
@@ -131,7 +132,7 @@ class Steady(io.RawIOBase):
                     raise OSError(_line(error)) from None
                 if attempt == ATTEMPTS - 1:
                     raise OSError(f"gave up after {ATTEMPTS} attempts: {_line(error)}") from None
-                self._sleep(min(30, 2**attempt))
+                self._sleep(BACKOFF_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
 
     def close(self) -> None:
