@@ -8,7 +8,6 @@ candidates in seeded order, drops duplicates, evaluation prompts and prompts tha
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ import pyarrow.parquet as pq
 from scripts.lib import durable
 from scripts.lib.cleaning import Cleaner
 from scripts.lib.config import Config, Dataset, stage_settings
-from scripts.lib.defects import CHANGES, DEFECTS, NOT_USED, Defect
+from scripts.lib.defects import Defect
 from scripts.lib.errors import UserError
+from scripts.lib.prompt_report import EXAMPLES, Tally, summary
 from scripts.lib.provenance import code_version
 from scripts.lib.records import Prompt, open_parquet, with_provenance, write_rows
 from scripts.lib.selection import (
@@ -37,46 +37,11 @@ from scripts.lib.sources.presets import plan_of
 from scripts.lib.spool import Candidate, Spool, spool
 from scripts.lib.target import Target, TemplateError
 
-EXAMPLES = 20
 # A source of which not one of so many first rows can be used was configured wrongly: don't read on for hours.
 HOPELESS_ROWS = 10_000
 ROWS_PER_LINE = 200_000
 BATCH = 256
 KEYS_SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("key", pa.string(), nullable=False)])
-
-
-@dataclass
-class Tally:
-    """Counts by reason, with the first examples of each."""
-
-    rows: int = 0
-    kept: int = 0
-    tokens: int = 0
-    longest: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    changed: dict[str, int] = field(default_factory=dict)
-
-    def drop(self, reason: str, source: str, detail: str = "", id: str = "") -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-        examples = self.examples.setdefault(reason, [])
-        if len(examples) < EXAMPLES:
-            entry = {"source": source, "id": id, "detail": detail}
-            examples.append({name: text for name, text in entry.items() if text})
-
-    @property
-    def defects(self) -> int:
-        return sum(count for reason, count in self.dropped.items() if reason in DEFECTS)
-
-    def first_defects(self, limit: int = 5) -> str:
-        """`reason count (file:row detail)` of the most frequent defects."""
-        named = sorted((r for r in self.dropped if r in DEFECTS), key=lambda reason: -self.dropped[reason])
-        parts = []
-        for reason in named[:limit]:
-            example = self.examples[reason][0]
-            detail = f": {example['detail']}" if "detail" in example else ""
-            parts.append(f"{reason} x{self.dropped[reason]} ({example['source']}{detail})")
-        return "; ".join(parts)
 
 
 def prepare_prompts(
@@ -113,7 +78,7 @@ def prepare_prompts(
             "code": code_version(),
         }
         counts = _write(config, name, candidates, output, provenance)
-    report = _report(name, dataset, tally, counts, provenance)
+    report = tally.report(name, dataset.data_class, counts, provenance)
     durable.write_json(output / "report.json", report)
     say(summary(report))
     return report
@@ -327,46 +292,3 @@ def _write(config: Config, name: str, candidates: Spool, output: Path, provenanc
             columns = [[id for id, _ in rows], [key.hex() for _, key in rows]]
             writer.write_table(pa.table(columns, schema))
     return counts
-
-
-def _report(name: str, dataset: Dataset, tally: Tally, shards: list[int], provenance: dict) -> dict[str, Any]:
-    dropped = sum(tally.dropped.values())
-    if tally.rows != tally.kept + dropped or sum(shards) != tally.kept:
-        raise AssertionError(f"{name}: {tally.rows} rows, {tally.kept} kept, {dropped} dropped, shards {shards}")
-    meanings = DEFECTS | NOT_USED
-    return {
-        "dataset": name,
-        "class": dataset.data_class,
-        "rows": tally.rows,
-        "kept": tally.kept,
-        "dropped": dropped,
-        "prompt_tokens": tally.tokens,
-        "longest_prompt": tally.longest,
-        "shards": shards,
-        "reasons": {
-            reason: {
-                "count": tally.dropped[reason],
-                "meaning": meanings[reason],
-                "examples": tally.examples[reason],
-            }
-            for reason in meanings
-            if reason in tally.dropped
-        },
-        "changes": {
-            change: {"count": tally.changed[change], "meaning": meaning}
-            for change, meaning in CHANGES.items()
-            if change in tally.changed
-        },
-        "sources": provenance["sources"],
-        "settings": provenance["settings"],
-    }
-
-
-def summary(report: dict[str, Any]) -> str:
-    """One line for people: `chat: 24 rows, 21 kept, dropped: duplicate 2, empty_turn 1`."""
-    reasons = ", ".join(f"{reason} {entry['count']}" for reason, entry in report["reasons"].items())
-    return (
-        f"{report['dataset']}: {report['rows']:,} rows, {report['kept']:,} kept"
-        + (f", dropped: {reasons}" if reasons else "")
-        + f"; {report['prompt_tokens']:,} prompt tokens, the longest has {report['longest_prompt']:,}"
-    )
