@@ -57,10 +57,10 @@ def merge(
     """Merge validated shards and `merge.base` into a new version and let `training` point to it.
 
     `summary` is that of validation; its counts go into the manifest and must fit the shards, as must the
-    reports of prompts beside `training` if there are any. Of two
-    samples with one id the newer wins: shards over the base, later files over earlier ones. Nothing
-    is written when the current corpus was made from the same inputs. Raises UserError for inputs
-    that don't fit together, when the disk is too small, and when another writer is at work.
+    reports of prompts beside `training` if there are any. Of two samples with one id the newer wins:
+    shards over the base, later files over earlier ones. Nothing is written when a version of the same
+    inputs is there. Raises UserError for inputs that don't fit together, when the disk is too small,
+    and when another writer is at work.
     """
     publish.current(training)
     with publish.writer(training):
@@ -69,6 +69,7 @@ def merge(
         if not sources:
             raise UserError("merge: no validated shard and no merge.base is given")
         settings = stage_settings(config, "training")
+        settings["merge"].pop("base")  # its files are known by their bytes, wherever they lie
         counted = funnel.funnels(summary, training.parent / "prompts")
         version = version_of(settings, sources, counted)
         directory = publish.corpora(training) / version

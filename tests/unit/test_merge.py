@@ -84,6 +84,15 @@ def test_weights_keep_a_share_by_seeded_hash_and_whole_conversations(tmp_path):
     assert kept != {row.id for row in rows_of(tmp_path / "three/training") if row.dataset == "alpha"}
 
 
+def test_a_base_is_known_by_its_bytes_not_by_its_place(tmp_path):
+    base = shard(tmp_path / "base/part.parquet", [sample(number, "old") for number in range(5)])
+    paths = [shard(tmp_path / "validated/alpha/000.parquet", [sample(0)])]
+    first = corpus(tmp_path, config(base=str(base.parent)), paths)
+    shutil.move(base.parent, tmp_path / "moved")
+    assert corpus(tmp_path, config(base=str(tmp_path / "moved")), paths) == first
+    assert str(tmp_path) not in (tmp_path / "training/manifest.json").read_text()
+
+
 def test_base_weight_applies_to_the_base_alone(tmp_path):
     base = shard(tmp_path / "base/part.parquet", [sample(number, "old") for number in range(300)])
     paths = [shard(tmp_path / "validated/alpha/000.parquet", [sample(number) for number in range(50)])]
