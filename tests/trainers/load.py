@@ -75,8 +75,9 @@ def automodel(data: Path, tokenizer):
     """`messages` through NeMo AutoModel's chat dataset."""
     from nemo_automodel.components.datasets.llm.chat_dataset import ChatDataset
 
-    rows = ChatDataset(only_file(data), tokenizer, mask_history=True)
-    return [{"input_ids": list(rows[number]["input_ids"])} for number in range(len(rows))]
+    # As for a block-diffusion draft: the last answer only, without its header, masks unshifted.
+    rows = ChatDataset(only_file(data), tokenizer, mask_history=True, mask_generation_prompt=True, unshifted=True)
+    return [{key: rows[number][key] for key in ("input_ids", "loss_mask")} for number in range(len(rows))]
 
 
 def datasets_folder(data: Path, tokenizer):

@@ -63,17 +63,17 @@ def answers(training):
             yield tuple(row.input_ids[:end]), (0,) * start + (1,) * (end - start)
 
 
-def test_specforge_makes_the_same_ids_and_masks_of_conversations(exported, load, training, target_folder):
-    rows = load("specforge_conversations", exported("specforge"), target_folder)
+@pytest.mark.parametrize(("name", "loader"), [("specforge", "specforge_conversations"), ("messages", "automodel")])
+def test_conversations_give_the_same_ids_and_masks(exported, load, training, target_folder, name, loader):
+    rows = load(loader, exported(name), target_folder)
     # The template ends with a line break after the stop token, which no engine samples.
     seen = {(tuple(row["input_ids"][:-1]), tuple(row["loss_mask"][:-1])) for row in rows}
     assert seen == set(answers(training))
     assert len(rows) == len(seen)
 
 
-@pytest.mark.parametrize("loader", ["model_optimizer", "automodel"])
-def test_messages_give_the_same_ids(exported, load, training, target_folder, loader):
-    rows = load(loader, exported("messages"), target_folder)
+def test_messages_give_the_same_ids(exported, load, training, target_folder):
+    rows = load("model_optimizer", exported("messages"), target_folder)
     assert {tuple(row["input_ids"][:-1]) for row in rows} == {ids for ids, _ in answers(training)}
 
 
