@@ -289,7 +289,9 @@ class Generation:
         try:
             server = await self.pool.acquire(expected, work.avoid)
             begun = self.clock()
+            used = Amount(0, reserved.cost)  # what may be billed if the job is stopped meanwhile
             reply = await self._send(server, request, expected)
+            used = Amount()
             if isinstance(reply, Failure):
                 result: Answer | Failure = reply
             else:
