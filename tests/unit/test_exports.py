@@ -182,6 +182,12 @@ def test_what_text_cannot_hold_is_left_out_with_its_reason(make, target, change,
     assert len(exported("tokens")[1]) == 2
 
 
+def test_eagle_leaves_the_unrenderable_out_too(make, target):
+    report, rows, _ = make([answered(target, 1), answered(target, 2, flags=["truncated"])])("eagle")
+    assert report["left_out"] == {"truncated answer: rendered, it would end with a stop token": 1}
+    assert len(rows) == 1
+
+
 def test_eagle_rows(make, target):
     system = answered(target, 2)
     system.messages.insert(0, records.Message("system", "Be brief."))

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 
-from scripts.lib.exports.corpus import Corpus, JsonLines, Report
+from scripts.lib.exports.corpus import Corpus, JsonLines, Report, unrenderable
 from scripts.lib.records import Message, Sample
 from scripts.lib.target import Target, TemplateError
 
@@ -65,8 +65,9 @@ class Dialect:
         )
 
     def _unfit(self, sample: Sample) -> str | None:
-        if not sample.messages:
-            return "ready tokens without messages"
+        reason = unrenderable(sample)
+        if reason:
+            return reason
         turns = [message for message in sample.messages if message.role != "system"]
         if not turns or turns[0].role != "user":
             return "the first turn is not the user's"
@@ -74,13 +75,6 @@ class Dialect:
             return "the last turn is not the assistant's"
         if not self.tools and any(message.role == "tool" or message.tool_calls for message in turns):
             return "tool calls"
-        if 1 not in sample.loss_mask:
-            return "no supervised token"
-        # The template would end the text with what the target never said.
-        if "truncated" in sample.flags:
-            return "truncated answer: rendered, it would end with a stop token"
-        if "reasoning_only" in sample.flags:
-            return "unfinished thought: rendered, it would be closed"
         return None
 
     def _leading_first(self, corpus: Corpus, used: set[str]) -> Iterator[Sample]:

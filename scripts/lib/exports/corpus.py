@@ -69,6 +69,19 @@ class Corpus:
                     yield records.from_dict(Sample, row)
 
 
+def unrenderable(sample: Sample) -> str | None:
+    """Why no text stands for a sample: a template would end it with what the target never said. None if some does."""
+    if not sample.messages:
+        return "ready tokens without messages"
+    if 1 not in sample.loss_mask:
+        return "no supervised token"
+    if "truncated" in sample.flags:
+        return "truncated answer: rendered, it would end with a stop token"
+    if "reasoning_only" in sample.flags:
+        return "unfinished thought: rendered, it would be closed"
+    return None
+
+
 class JsonLines:
     """Writes rows as JSON Lines, a new file whenever one has grown to FILE_BYTES."""
 

@@ -6,7 +6,7 @@ only and drops rows above 2,048 tokens. Samples that don't fit are left out and 
 
 from pathlib import Path
 
-from scripts.lib.exports.corpus import Corpus, JsonLines, Report
+from scripts.lib.exports.corpus import Corpus, JsonLines, Report, unrenderable
 from scripts.lib.records import Sample
 from scripts.lib.target import Target
 
@@ -36,9 +36,10 @@ def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None
 
 
 def _unfit(sample: Sample) -> str | None:
+    reason = unrenderable(sample)
+    if reason:
+        return reason
     roles = [message.role for message in sample.messages]
-    if not roles:
-        return "ready tokens without messages"
     if "system" in roles:
         return "system turn"
     if "tool" in roles or any(message.tool_calls for message in sample.messages):
