@@ -337,6 +337,8 @@ class Answered:
             self._keep_unused(here, provenance)
             outcomes = self._write_finished(prompts, unpaid, provenance)
             self._empty_journal()
+            if not FinishedFile(self.unused_path).index.missing_in(here):
+                self.unused_path.unlink(missing_ok=True)
         if outcomes.total() != len(here):
             raise UserError(
                 f"{prompts}: {len(here)} different prompts, {outcomes.total()} outcomes: make the prompts again"
@@ -377,35 +379,35 @@ class Answered:
         return totals.outcomes
 
     def _keep_unused(self, here: IdIndex, provenance: dict) -> None:
-        """Keep answers to prompts that are not in the shard any more: they come back when the prompts do."""
+        """Before the finished file is replaced: keep its answers to prompts that are not in the shard any more.
+
+        Answers whose prompts came back stay in the file of unused ones as well, until all of them did.
+        """
         sources = [
             (self.arrived, lambda at: from_dict(Completion, orjson.loads(self.journal.read(at)))),
             (self.finished.index, self.finished.read),
-            (self.unused.index, self.unused.read),
         ]
-        if not any(id_index_differs(index, here) for index, _ in sources):
-            self.unused_path.unlink(missing_ok=True)
+        if not any(index.missing_in(here) for index, _ in sources):
             return
-        kept: set[str] = set()
+        seen: set[str] = set()
 
         def rows() -> Iterator[Completion]:
             for index, read in sources:
                 for position in index.positions():
                     completion = read(position)
-                    if completion.id not in here and completion.id not in kept:
-                        kept.add(completion.id)
+                    if completion.id not in here and completion.id not in seen:
+                        seen.add(completion.id)
                         completion.messages = conversation(completion.messages, completion.turns)
                         yield completion
+            for position in self.unused.index.positions():
+                completion = self.unused.read(position)
+                if completion.id not in seen:
+                    yield completion
 
         write_rows(self.unused_path, Completion, rows(), {**provenance, "identity": self.identity})
 
     def close(self) -> None:
         self.journal.close()
-
-
-def id_index_differs(index: IdIndex, here: IdIndex) -> bool:
-    """Whether `index` has ids that are not in `here`."""
-    return bool(index.missing_in(here))
 
 
 def conversation(messages: list[Message], turns: list[Turn]) -> list[Message]:
