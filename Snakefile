@@ -19,7 +19,7 @@ shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.ba
 from scripts.lib import durable
 from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
 from scripts.lib.errors import UserError
-from scripts.lib.sources import local_files
+from scripts.lib.sources import evaluation_files, local_files
 
 # Your own --configfile replaces the example instead of being mixed into its datasets.
 if not workflow.configfiles:
@@ -30,6 +30,7 @@ if not workflow.configfiles:
 try:
     CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
     SOURCES = {name: local_files(name, dataset) for name, dataset in CONFIG.datasets.items()}
+    EVALUATION_SETS = evaluation_files(CONFIG.selection.decontaminate)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -10,6 +10,7 @@ rule prepare_prompts:
     input:
         target="results/target/target.json",
         sources=lambda wildcards: SOURCES[wildcards.dataset],
+        evaluation_sets=EVALUATION_SETS,
         # Datasets that are named before this one keep a duplicate prompt.
         earlier=lambda wildcards: expand(
             "results/prompts/{earlier}/keys.parquet",

@@ -1,10 +1,14 @@
 """Errors that are the user's to mend: one clear line, never a traceback."""
 
+import errno
 import functools
 import os
 import signal
 import sys
 from collections.abc import Callable
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UserError(Exception):
@@ -21,12 +25,18 @@ def entry(main: Callable[..., None]) -> Callable[..., int]:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return 1
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
         except BrokenPipeError:
             # The reader (head, less) went away: not an error. Keep the interpreter from
             # complaining when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            where = error.filename or os.getcwd()
+            print(f"error: {where}: the disk is full: free some space and run again, nothing is lost", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
         return 0
 
     return run

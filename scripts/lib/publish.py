@@ -6,7 +6,6 @@ one, never a mixture, whatever instant a writer is killed at.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -14,10 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from scripts.lib import durable, manifest
-from scripts.lib.errors import UserError
+from scripts.lib.errors import DISK_FULL, UserError
 
 STAGING_SUFFIX = ".partial"
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def corpora(training: Path) -> Path:

@@ -1,5 +1,7 @@
 """Mistakes of the user are one line and exit code 1; interrupts end quietly."""
 
+import errno
+
 import pytest
 
 from scripts.lib.errors import UserError, entry
@@ -13,6 +15,17 @@ def test_user_errors_are_one_line(capsys):
 
     assert main([]) == 1
     assert capsys.readouterr().err == "error: a.jsonl:3: not JSON\n"
+
+
+def test_a_full_disk_is_one_line(capsys):
+    @entry
+    def main(argv):
+        raise OSError(errno.ENOSPC, "No space left on device", "results/x.parquet")
+
+    assert main([]) == 1
+    assert capsys.readouterr().err == (
+        "error: results/x.parquet: the disk is full: free some space and run again, nothing is lost\n"
+    )
 
 
 def test_other_errors_keep_their_traceback():

@@ -1,6 +1,7 @@
 """One real engine for all workflow tests of a worker, and the config that they share."""
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Iterator

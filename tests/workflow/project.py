@@ -40,7 +40,7 @@ class Project:
         return {**os.environ, "PATH": path, "PYTHONPATH": "", "NO_COLOR": "1"}
 
     def command(self, *arguments: str, cores: int = 4) -> list[str]:
-        return [sys.executable, "-m", "snakemake", "--cores", str(cores), "--configfile", "test.yaml", *arguments]
+        return [sys.executable, "-m", "snakemake", "--cores", str(cores), *arguments, "--configfile", "test.yaml"]
 
     def snakemake(self, *arguments: str, cores: int = 4, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run Snakemake to its end. With `check`, a failure shows everything that it printed."""

@@ -21,6 +21,11 @@ def local_files(name: str, dataset: Dataset) -> list[str]:
     return [path for source in plan.sources if is_local(source) for path in local_paths(source, where)]
 
 
+def evaluation_files(paths: list[str]) -> list[str]:
+    """Files of this machine that `selection.decontaminate` names. Raises UserError for one that is missing."""
+    return [file for path in paths if is_local(path) for file in local_paths(path, "selection.decontaminate")]
+
+
 def source_files(name: str, dataset: Dataset) -> list[SourceFile]:
     """All files of the dataset `name`, in the order in which they are read. Raises UserError."""
     plan = plan_of(name, dataset)
