@@ -175,7 +175,7 @@ def test_progress_is_shown_before_the_first_shard_is_finished(tmp_path):
          "updated": time.time()},
     )  # fmt: skip
     page, text, _ = report(run)
-    assert "generating: 12%" in text  # 10 of 80 prompts
+    assert re.search(r"generating: 1\d%, \d", text)  # 10 of about 80 prompts
     assert "250 output, now" in text
     assert "wrong chat 50.0% of the prompts (5) have an answer that was cut at max_tokens (256)." in found(page)
 
@@ -207,6 +207,8 @@ def test_a_fall_of_the_mean_answer_comes_first(copy):
 def test_losses_are_told_with_their_reasons(copy):
     def answer(answers, shard, prompt):
         number = int(prompt.id[:4], 16) % 4
+        if prompt.dataset == "code":
+            return answers.ok(prompt, 40)
         if number == 0:
             return answers.failed(prompt, "exhausted", f"no answer within {int(prompt.id[:2], 16)} s")
         return answers.failed(prompt, "repetition") if number == 1 else answers.ok(prompt, 40)

@@ -261,7 +261,8 @@ def test_an_endpoint_is_compared_on_the_datasets_that_it_served():
             {"ok": 70, "reasoning_only": 30},
             ["wrong a: 30.0% of the prompts (30) have a thought that never ended, and no answer."],
         ),
-        ({"ok": 98, "repetition": 2}, ["look a: 2.0% of the prompts (2) ended in a loop."]),
+        ({"ok": 98, "repetition": 2}, []),
+        ({"ok": 97, "repetition": 3}, ["look a: 3.0% of the prompts (3) ended in a loop."]),
         ({"ok": 70, "exhausted": 30}, ["wrong a: 30.0% of the prompts (30) failed on every attempt."]),
         ({"ok": 99, "over_budget": 1}, ["look a: 1 prompts were not sent: the budget is used up."]),
         ({"ok": 99, "lost": 1}, ["wrong a: Unknown outcomes: lost."]),
@@ -272,6 +273,17 @@ def test_outcomes_above_a_threshold_are_named(outcomes, expected):
     one.answers.outcomes.update(outcomes)
     one.answers.prompts = sum(outcomes.values())
     assert texts(run_of(one)) == expected
+
+
+def test_the_same_trouble_of_several_datasets_is_told_once():
+    several = [dataset(name) for name in "abc"]
+    for one, length in zip(several, (10, 20, 60)):
+        one.answers.outcomes.update({"ok": 100 - length, "length": length})
+        one.answers.prompts = 100
+    assert texts(run_of(*several)) == [
+        "wrong c: 60.0% of the prompts (60) have an answer that was cut at max_tokens (256).",
+        "look 2 datasets: a 10.0%, b 20.0% of the prompts have an answer that was cut at max_tokens.",
+    ]
 
 
 def test_reconstructed_ids_beside_exact_ones_are_named():

@@ -22,6 +22,7 @@ CHANGED = 1.6  # times longer or shorter than the dataset's answers were before
 FAR = 5.0  # times longer or shorter than the median dataset's answers
 UNEVEN = 1.5  # times longer or shorter than the same prompts get elsewhere in the run
 DEVIATIONS = 5.0  # and that many standard errors away
+CASES = 3  # prompts: fewer are no share of anything
 FEW = 30  # turns or samples: below, means tell nothing
 CUT_LOOK, CUT_WRONG = 0.05, 0.25  # share of answers that reached max_tokens
 THOUGHT_LOOK, THOUGHT_WRONG = 0.02, 0.2  # share of answers that are nothing but a thought
@@ -61,6 +62,8 @@ class Finding:
     where: str
     text: str
     advice: str = ""
+    kind: str = ""  # of datasets that have the same trouble; they are told together
+    share: str = ""
 
 
 def findings(run: Run, ledgers: dict[str, Ledger], origins: list[Origin], stale: list[Stale]) -> list[Finding]:
@@ -78,7 +81,20 @@ def findings(run: Run, ledgers: dict[str, Ledger], origins: list[Origin], stale:
     for one in datasets:
         found += [*_source(one), *_answers(one), *_validation(run, one)]
     found += [*_stale(run, stale), *_corpus(run)]
-    return sorted(found, key=lambda finding: (WRONG, LOOK, NOTE).index(finding.level))
+    return sorted(_together(found), key=lambda finding: (WRONG, LOOK, NOTE).index(finding.level))
+
+
+def _together(found: list[Finding]) -> Iterator[Finding]:
+    """Findings of one kind in several datasets as one."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for number, finding in enumerate(found):
+        groups.setdefault((finding.level, finding.kind or str(number)), []).append(finding)
+    for (level, kind), same in groups.items():
+        if len(same) == 1:
+            yield same[0]
+        else:
+            shares = ", ".join(f"{finding.where} {finding.share}" for finding in same)
+            yield Finding(level, f"{len(same)} datasets", f"{shares} of the prompts {kind}.", same[0].advice)
 
 
 def times(value: float, reference: float) -> tuple[float, str]:
@@ -283,27 +299,28 @@ def _answers(one: DatasetRun) -> Iterator[Finding]:
     if not total:
         return
 
-    def graded(count: int, look: float, wrong: float, text: str, advice: str) -> Iterator[Finding]:
-        level = _graded(count / total, look, wrong)
+    def graded(count: int, look: float, wrong: float, kind: str, advice: str = "", more: str = "") -> Iterator[Finding]:
+        level = _graded(count / total, look, wrong) if count >= CASES else None
         if level:
-            yield Finding(level, one.name, f"{_share(count, total)} of the prompts ({count:,}) {text}.", advice)
+            share = _share(count, total)
+            text = f"{share} of the prompts ({count:,}) {kind}{more}."
+            yield Finding(level, one.name, text, advice, kind, share)
 
     yield from graded(
-        outcomes["length"], CUT_LOOK, CUT_WRONG, f"have an answer that was cut at max_tokens ({one.max_tokens:,})",
-        "Raise the lane's max_tokens, or set `truncation` (retry, continue or drop).",
+        outcomes["length"], CUT_LOOK, CUT_WRONG, "have an answer that was cut at max_tokens",
+        "Raise the lane's `max_tokens`, or set `truncation` (retry, continue or drop).", f" ({one.max_tokens:,})",
     )  # fmt: skip
     yield from graded(
         outcomes["reasoning_only"], THOUGHT_LOOK, THOUGHT_WRONG, "have a thought that never ended, and no answer",
-        "Raise max_tokens: the thought uses it up.",
+        "Raise `max_tokens`: the thought uses it up.",
     )  # fmt: skip
     loops = outcomes["repetition"] + one.validated.get("rejects", {}).get("repetition", 0)
-    yield from graded(
-        loops, LOOPS, 10 * LOOPS, "ended in a loop", "Look at sampling: greedy decoding and long outputs loop."
-    )
+    advice = "Look at the sampling: greedy decoding and long outputs loop."
+    yield from graded(loops, LOOPS, 10 * LOOPS, "ended in a loop", advice)
     for outcome, words in _NO_ANSWER.items():
         reasons = one.answers.reasons.get(outcome, Counter()).most_common(1)
         why = f", mostly: {reasons[0][0]} ({reasons[0][1]:,})" if reasons else ""
-        yield from graded(outcomes[outcome], LOST_LOOK, LOST_WRONG, words + why, "")
+        yield from graded(outcomes[outcome], LOST_LOOK, LOST_WRONG, words, more=why)
     if outcomes["over_budget"]:
         text = f"{outcomes['over_budget']:,} prompts were not sent: the budget is used up."
         yield Finding(LOOK, one.name, text, "Raise it and run again: only these are asked.")

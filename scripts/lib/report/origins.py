@@ -58,11 +58,17 @@ class Stale:
     shards: list[str]
 
 
+def without_folders(name: str) -> str:
+    """The last part of an absolute path: a page that is passed on needs no folders of this machine."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(one)}" for key, one in value.items()) or "none"
+        told = {key: one for key, one in value.items() if one not in (None, {}, [])}
+        return ", ".join(f"{key} {_text(one)}" for key, one in told.items()) or "none"
     return canonical_json(value).decode()
 
 
@@ -95,19 +101,22 @@ def _generation(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[
         sampling = Origin("sampling", name, must_agree=True)
         limit = Origin("max_tokens", name, must_agree=True)
         engine = Origin("engine", name, must_agree=True)
+        launch = Origin("server options", name, must_agree=False)
         for (dataset, stage, shard), provenance in shards.items():
             if dataset == name and stage == "completions":
                 sampling.add(provenance.get("settings", {}).get("sampling"), shard)
                 limit.add(provenance.get("settings", {}).get("max_tokens"), shard)
+                told = provenance.get("engine", {})
                 # Of a shard whose answers were all there the engine's version is not known.
-                if provenance.get("engine", {}).get("version"):
-                    engine.add(" ".join(str(one) for one in provenance["engine"].values()), shard)
-        yield from (sampling, limit, engine)
+                if told.get("version"):
+                    engine.add(f"{told['kind']} {told['version']}", shard)
+                    launch.add(told.get("launch"), shard)
+        yield from (sampling, limit, engine, launch)
         answers = run.datasets[name].answers
         model = Origin("served model", name, must_agree=True)
         for reported, turns in answers.models.most_common():
             if reported:
-                model.add(reported, f"{turns:,} answers")
+                model.add(without_folders(reported), f"{turns:,} answers")
         provider = Origin("provider", name, must_agree=False)
         for reported, turns in answers.providers.most_common():
             if reported:
@@ -131,8 +140,7 @@ def _sources(run: Run) -> Iterator[Origin]:
                 for key, value in source.items()
                 if key != "name" and value is not None
             }
-            label = Path(source["name"]).name if Path(source["name"]).is_absolute() else source["name"]
-            fact.add(label + (f" ({_text(details)})" if details else ""), "report.json")
+            fact.add(without_folders(source["name"]) + (f" ({_text(details)})" if details else ""), "report.json")
             yield fact
 
 

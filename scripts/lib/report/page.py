@@ -20,7 +20,7 @@ from scripts.lib.report.excerpts import excerpts, refused
 from scripts.lib.report.findings import CHECKED, LOOK, NOTE, WRONG, changed, earlier_mean, findings
 from scripts.lib.report.ledger import ledger_of
 from scripts.lib.report.lengths import Lengths
-from scripts.lib.report.origins import Origin, origins
+from scripts.lib.report.origins import Origin, origins, without_folders
 from scripts.lib.report.run import DatasetRun, Run, gather
 
 ENDPOINTS = 32  # rows of the table of endpoints; the others are added up
@@ -91,6 +91,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "code": _with_code,
+        "name": without_folders,
         "number": lambda value: "–" if value is None else f"{value:,.0f}",
         "share": lambda value: "–" if value is None else f"{value:.1%}",
         "time": lambda seconds: duration(seconds / 3600) if seconds >= 60 else f"{seconds:.1f} s",
@@ -158,7 +159,7 @@ def _tiles(run: Run, speed: Speed, busy: float) -> list[Tile]:
         ("samples", f"{totals['rows']:,}", remark),
         ("tokens", short(totals["tokens"]), f"{totals['tokens']:,}"),
         ("supervised", short(totals["supervised_tokens"]), f"{supervised:.1%} of the tokens" if supervised is not None else "none yet"),
-        ("cost", f"${figures.cost_usd:,.2f}", f"${figures.cost_usd / output * 1e6:,.2f} per million output tokens" if output and figures.cost_usd else "own servers or no answers yet"),
+        ("cost", f"${figures.cost_usd:,.2f}", f"${figures.cost_usd / output * 1e6:,.2f} per million output tokens" if output and figures.cost_usd else "nothing was billed"),
         ("time at work", duration(busy / 3600), "with at least one job running"),
         ("tokens/s", short(live or rate) if live or rate else "–", "output, now" if live else "output, while generating"),
     ]  # fmt: skip

@@ -204,38 +204,30 @@ def lengths(one: DatasetRun, limits: tuple[float, float]) -> str | None:
                 axes.stairs(part.binned(edges), edges, fill=True, color=_COLOURS[name], alpha=0.32, linewidth=0)
                 axes.stairs(part.binned(edges), edges, color=_COLOURS[name], linewidth=1.4)
         axes.set_ylim(bottom=0)
-        top = axes.get_ylim()[1] * 1.22
+        top = axes.get_ylim()[1] * 1.4
         axes.set_ylim(top=top)
         middles = [max(1, part.quantile(0.5) or 1) for _, part in parts]
         for (name, part), middle, other in zip(parts, middles, reversed(middles)):
             if part.rows:
-                axes.plot([middle, middle], [0, top * 0.84], color=_COLOURS[name], linewidth=1, linestyle=(0, (3, 2)))
+                axes.plot([middle, middle], [0, top * 0.86], color=_COLOURS[name], linewidth=1, linestyle=(0, (3, 2)))
                 # Each label on its outer side, so that close medians don't overprint.
                 side = "right" if middle < other or (middle == other and name == "prompt") else "left"
-                axes.text(
-                    middle,
-                    top * 0.87,
-                    f" {name} {middle:,} ",
-                    color=_COLOURS[name],
-                    fontsize=9.5,
-                    ha=side,
-                    weight="bold",
-                )
+                _beside(axes, middle, top * 0.86, side, f"{name} {middle:,}", name)
         if one.max_tokens:
             axes.axvline(one.max_tokens, color=_COLOURS["limit"], linewidth=1.4)
-            axes.text(
-                one.max_tokens,
-                top,
-                " max_tokens ",
-                color=_COLOURS["limit"],
-                fontsize=9,
-                ha="right",
-                va="top",
-                rotation=90,
-            )
+            side = "left" if one.max_tokens**2 < limits[0] * limits[1] else "right"
+            _beside(axes, one.max_tokens, top, side, f"max_tokens {one.max_tokens:,}", "limit")
         axes.set_yticks([])
         _token_axis(axes, *limits)
         return _svg(figure, f"Histogram of prompt and answer lengths of {one.name}")
+
+
+def _beside(axes: Axes, x: float, y: float, side: str, text: str, colour: str) -> None:
+    """A text below `y`, beside the vertical line at `x`; `side` is the text's side that touches the line."""
+    axes.annotate(
+        text, (x, y), (4 if side == "left" else -4, 0), textcoords="offset points", ha=side, va="top",
+        color=_COLOURS[colour], fontsize=9.5, weight="bold",
+    )  # fmt: skip
 
 
 def outcomes(run: Run) -> str | None:

@@ -135,6 +135,8 @@ def _dataset(config: Config, results: Path, name: str, progress: RunProgress) ->
         ]
         for stage in STAGES
     }
+    if settings.data_class == "A":
+        shards["completions"] = []  # left from a time when it was of class B
     report = results / "prompts" / name / "report.json"
     one = DatasetRun(
         name=name,
