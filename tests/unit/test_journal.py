@@ -44,7 +44,7 @@ def test_any_changed_byte_is_noticed(position, change):
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
 @given(cut=st.integers(min_value=0))
 def test_cut_anywhere_the_whole_records_survive_and_appending_goes_on(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("journal") / "000.journal"
