@@ -195,6 +195,10 @@ class ProgressFile:
     def write(self, figures: Figures) -> None:
         """Replace both files. Cheap enough for every few seconds; may run in a thread."""
         durable.write_json(self.part, {**figures.model_dump(), "updated": time.time()})
+        self.write_sum()
+
+    def write_sum(self) -> None:
+        """Replace progress.json by the sum of all parts."""
         durable.write_json(self.state.parent / "progress.json", self.gather().model_dump())
 
     def gather(self) -> RunProgress:
