@@ -4,7 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 import requests
 
@@ -41,12 +40,11 @@ def test_server_generates_reports_its_load_and_leaves_no_scheduler_behind(
         until(lambda: (held.metrics()[endpoint.url].generated or 0) >= 8)
         assert held.metrics()[endpoint.url].running == 0
         folder = str(held.meeting.directory)
-        server = {process.name() for process in processes.marked(folder)}
-        assert "sglang::scheduler" in server
+        server = processes.marked(folder)
+        assert "sglang::scheduler" in {process.name() for process in server}
         # Keeper and replica die at once; the schedulers are the server's children.
         fleet = held.meeting.read(held.meeting.fleet)
         os.kill(fleet["keeper"], signal.SIGKILL)
         os.kill(fleet["servers"][0]["pid"], signal.SIGKILL)
     assert stop_servers.main(["--state", str(state)]) == 0
-    until(lambda: not processes.marked(folder))
-    assert not [p for p in psutil.process_iter(["name"]) if p.info["name"].startswith("sglang::")]
+    until(lambda: all(map(processes.ended, server)) and not processes.marked(folder))

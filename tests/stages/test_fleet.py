@@ -18,6 +18,7 @@ from scripts import stop_servers
 from scripts.lib import durable, embedded
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.meeting import Meeting
+from scripts.lib.fleet.processes import ended
 from scripts.lib.provenance import PROJECT
 
 
@@ -28,11 +29,6 @@ def until(condition: Callable[[], object], seconds: float = 60) -> object:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
     return value
-
-
-def gone(process: psutil.Process) -> bool:
-    """Whether a process has ended. In a container without an init its zombie stays."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 class Run:
@@ -166,7 +162,7 @@ def test_killed_keeper_leaves_nothing_and_its_job_gets_the_next_one(run: Run) ->
     assert run.keeper() != keeper
     assert new_incarnation > incarnation
     assert len(generated(new_url)) == 4
-    until(lambda: all(map(gone, before)))
+    until(lambda: all(map(ended, before)))
 
 
 def test_killed_keeper_without_jobs_leaves_nothing(run: Run) -> None:
@@ -201,7 +197,7 @@ def test_everything_killed_at_once_is_swept_up_by_the_next_keeper(run: Run) -> N
             process.kill()
     until(lambda: not run.meeting.keeper_lives())
     job.ask()
-    until(lambda: gone(child))
+    until(lambda: ended(child))
 
 
 def test_killed_replica_takes_its_family_along_and_the_server_comes_back(run: Run) -> None:
@@ -210,7 +206,7 @@ def test_killed_replica_takes_its_family_along_and_the_server_comes_back(run: Ru
     child = psutil.Process(int(requests.get(f"{url}/child", timeout=5).text))
     os.kill(run.servers()[0]["pid"], signal.SIGKILL)
     until(lambda: run.servers()[0]["status"] == "ready" and run.servers()[0]["incarnation"] > incarnation)
-    assert gone(child)
+    assert ended(child)
     assert job.ask() == [[run.servers()[0]["url"], run.servers()[0]["incarnation"]]]
 
 
@@ -355,4 +351,4 @@ def test_replica_ends_a_server_that_ignores_sigterm(tmp_path: Path, how: signal.
     else:
         replica.stdin.close()
     assert replica.wait(30) == 128 + signal.SIGKILL
-    assert all(map(gone, family))
+    assert all(map(ended, family))

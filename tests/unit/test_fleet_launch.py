@@ -73,7 +73,7 @@ def test_embedded_command(target: Path) -> None:
     assert flags(one.command) == {
         "model": str(embedded.model_path()), "port": "{port}", "slots": "16", "context": "65536", "threads": "3",
     }  # fmt: skip
-    assert one.env == {}
+    assert one.env == {"OMP_WAIT_POLICY": "passive"}
 
 
 def test_embedded_server_refuses_flags_it_would_ignore(target: Path) -> None:

@@ -19,6 +19,8 @@ PARTS = ["Snakefile", "rules", "scripts", "config", "profiles", "envs"]
 class Project:
     """The project's files in an own folder, with a config of the test's making."""
 
+    patience = 300  # seconds that one Snakemake run may take
+
     def __init__(self, folder: Path, config: dict):
         self.folder = folder
         folder.mkdir(parents=True)
@@ -51,7 +53,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=self.patience,
         )
         if check and done.returncode != 0:
             raise AssertionError(f"snakemake {' '.join(arguments)} failed:\n{done.stdout}")

@@ -46,18 +46,30 @@ def marked(directory: str, server: int | None = None) -> list[psutil.Process]:
 
 
 def sweep(directory: str, server: int | None = None, patience: float = 30.0) -> list[int]:
-    """Kill what is left of a meeting (of one server). Returns the pids that were found.
+    """Kill what is left of a meeting (of one server) and wait for its end. Returns the pids that were found.
 
-    Looks again until nothing is left, because a process may fork while the list is made; gives up after
-    `patience` seconds (a process inside a GPU driver call can't be killed before it returns).
+    Looks again until nothing is left, because a process may fork while the list is made. Those found are
+    waited for by their pid: an ending process has no environment any more, but may still hold GPU memory.
+    Gives up after `patience` seconds (inside a GPU driver's call a process can't be killed).
     """
-    killed: list[int] = []
+    found: dict[int, psutil.Process] = {}
     end = time.monotonic() + patience
-    while (left := marked(directory, server)) and time.monotonic() < end:
-        for process in left:
+    while time.monotonic() < end:
+        fresh = marked(directory, server)
+        found |= {process.pid: process for process in fresh}
+        for process in fresh:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-            if process.pid not in killed:
-                killed.append(process.pid)
-        psutil.wait_procs(left, timeout=0.2)
-    return killed
+        if not fresh and all(map(ended, found.values())):
+            break
+        if found:
+            time.sleep(0.05)
+    return list(found)
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or only its entry waits for a parent to read the exit status."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

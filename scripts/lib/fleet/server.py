@@ -148,7 +148,9 @@ class Server:
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_name(self.log.name + ".1"))
         with open(self.log, "ab") as log:
-            log.write(f"=== {datetime.now().isoformat(timespec='seconds')} {' '.join(command)}\n".encode())
+            devices = self.plan.env.get("CUDA_VISIBLE_DEVICES")
+            words = [f"CUDA_VISIBLE_DEVICES={devices}", *command] if devices else command
+            log.write(f"=== {datetime.now().isoformat(timespec='seconds')} {' '.join(words)}\n".encode())
             log.flush()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "scripts.lib.fleet.replica", "--", *command],
