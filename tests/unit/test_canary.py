@@ -1,0 +1,239 @@
+"""Canaries and supervision: endpoints are used only while they answer sensibly, and distrusted backwards."""
+
+import asyncio
+import re
+
+import orjson
+import pytest
+
+from scripts.lib.canary import Canary, degenerate, mismatch
+from scripts.lib.config import parse_config
+from scripts.lib.engines import adapter_for
+from scripts.lib.engines.base import Answer, EngineFacts, Failure, Reply
+from scripts.lib.errors import UserError
+from scripts.lib.pool import Pool
+from scripts.lib.supervision import Supervisor
+from tests import families
+
+TARGET = families.target("kimi-k2.5-instant")
+STOP = 163586
+GOOD = [*TARGET.encode("It is Paris."), STOP]
+
+
+def config(**engine):
+    settings = {"kind": "llamacpp", "endpoints": ["http://u0"], **engine}
+    return parse_config({"engine": settings, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        (GOOD, None),
+        ([STOP], "an empty answer"),
+        ([], "an empty answer"),
+        ([0] * 48, "only 1 different"),
+        ([7, 8] * 24, "only 2 different"),
+        ([7] * 5 + [STOP], None),  # short: a weak model, not a broken engine
+    ],
+)
+def test_degenerate_answers(ids, problem):
+    found = degenerate(ids, TARGET.eos_ids)
+    assert (found is None) if problem is None else problem in found
+
+
+def canary() -> Canary:
+    return Canary(config(), TARGET, adapter_for(config()), None)
+
+
+def test_a_model_that_knew_the_answer_must_go_on_knowing_it():
+    one = canary()
+    assert one.judge(Answer("stop", output_ids=GOOD)) is None
+    noise = [*TARGET.encode("owl mill sacks counted thought three"), STOP]
+    assert "was answered well before" in one.judge(Answer("stop", output_ids=noise))
+
+
+def test_a_model_that_never_knew_it_is_not_blamed():
+    one = canary()
+    noise = [*TARGET.encode("I am a small owl."), STOP]
+    assert one.judge(Answer("stop", output_ids=noise)) is None
+    assert one.judge(Answer("stop", output_ids=noise)) is None
+
+
+def test_text_answers_are_judged_by_their_text():
+    one = canary()
+    assert one.judge(Answer("stop", text="Paris", reasoning="Hm.")) is None
+    assert one.judge(Answer("stop", text=" ")) == "an empty answer"
+
+
+@pytest.mark.parametrize(
+    ("facts", "engine", "says"),
+    [
+        (EngineFacts("llamacpp", vocab_size=49152), {}, "49152 token ids, the target .* has 163840"),
+        (
+            EngineFacts("sglang", models=("other",)),
+            {"kind": "sglang", "served_model": "k2"},
+            "not serve `k2` but other",
+        ),
+        (EngineFacts("llamacpp", context_length=8), {}, "context of 8 tokens"),
+        (EngineFacts("llamacpp", vocab_size=163840, context_length=4096, models=("/a/path.gguf",)), {}, None),
+        (EngineFacts("vllm", models=("k2",)), {"kind": "vllm", "served_model": "k2"}, None),
+        (EngineFacts("openai"), {"kind": "openai"}, None),
+    ],
+)
+def test_what_serves_must_be_what_was_asked_for(facts, engine, says):
+
+    found = mismatch(facts, config(**engine), TARGET)
+    assert (found is None) if says is None else re.search(says, found)
+
+
+# --- supervision ---
+
+
+class Wire:
+    """A transport whose replies are set by the test; `down` is a failure instead."""
+
+    def __init__(self):
+        self.ids, self.down, self.asked = GOOD, None, 0
+
+    async def call(self, url, call, deadline=None, seconds=0.0):
+        if self.down:
+            return self.down
+        if call.path != "/completion":
+            return Reply(200, {}, b'{"data": [{"id": "m", "meta": {"n_vocab": 163840, "n_ctx": 2048}}]}')
+        self.asked += 1
+        prompt = orjson.loads(call.body)["prompt"]
+        body = {"tokens": self.ids, "stop_type": "eos", "tokens_evaluated": len(prompt)}
+        return Reply(200, {}, orjson.dumps(body))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class House:
+    """A supervisor with one endpoint."""
+
+    def __init__(self):
+        self.clock, self.wire, self.lines, self.distrusted = Clock(), Wire(), [], []
+        self.pool = Pool(8, self.clock, 1e9, 600)
+        settings = config()
+        judge = Canary(settings, TARGET, adapter_for(settings), self.wire)
+        self.supervisor = Supervisor(settings, 8, None, self.pool, judge, self.wire, self.distrust, self.lines.append)
+        self.pool.update([("http://u0", 0)])
+        self.server = self.pool.servers["http://u0"]
+
+    def distrust(self, server):
+        self.distrusted.append(sorted(server.unproven))
+        server.unproven = {}
+
+    def test(self):
+        asyncio.run(self.supervisor.test(self.server))
+
+
+def test_an_endpoint_is_admitted_after_probe_and_canary():
+    house = House()
+    house.test()
+    assert house.server.status == "ready"
+    assert house.supervisor.context_length == 2048
+    assert house.supervisor.facts.vocab_size == 163840
+
+
+def test_a_good_canary_proves_what_came_before_it():
+    house = House()
+    house.test()
+    house.server.unproven = {"a": None, "b": None}
+    house.test()
+    assert house.server.unproven == {}
+    assert house.distrusted == []
+
+
+def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary_are_distrusted():
+    house = House()
+    house.test()
+    house.server.unproven = {"a": None}
+    house.test()
+    house.server.unproven = {"b": None, "c": None}
+    house.wire.ids = [0] * 48
+    house.test()
+    assert house.distrusted == [["b", "c"]]
+    assert house.server.status == "out"
+    assert any("fails its canary" in line for line in house.lines)
+    house.wire.ids = GOOD
+    house.test()
+    assert house.server.status == "ready"
+
+
+def test_an_unreachable_endpoint_is_not_distrusted():
+    house = House()
+    house.test()
+    house.server.unproven = {"a": None}
+    house.wire.down = Failure("retry", "HTTP 500")
+    house.test()
+    assert house.server.unproven == {"a": None}
+    assert house.distrusted == []
+
+
+def test_an_endpoint_that_is_not_up_yet_is_tested_again_later():
+    house = House()
+    house.wire.down = Failure("wait", "can't connect")
+    house.test()
+    assert house.server.status == "new"
+    assert house.server.test_at > house.clock.now
+    assert house.server.reason == "can't connect"
+
+
+def test_an_endpoint_with_another_model_stops_the_run_before_any_prompt_is_spent():
+    house = House()
+
+    async def other(url, call, deadline=None, seconds=0.0):
+        return Reply(200, {}, b'{"data": [{"id": "m", "meta": {"n_vocab": 32000}}]}')
+
+    house.wire.call = other
+    with pytest.raises(UserError, match=r"http://u0: serves a model with 32000 token ids"):
+        house.test()
+
+
+def test_odd_answers_in_a_row_call_for_a_canary_at_once():
+    async def scenario():
+        house = House()
+        await house.supervisor.test(house.server)
+        before = house.wire.asked
+        house.server.odd = 5
+        house.supervisor._start_tests()
+        await asyncio.gather(*house.supervisor._tests)
+        assert house.wire.asked == before + 1
+        assert house.server.odd == 0
+
+    asyncio.run(scenario())
+
+
+def test_canaries_come_every_few_minutes():
+    async def scenario():
+        house = House()
+        await house.supervisor.test(house.server)
+        for minutes, asked in [(5, 0), (9.9, 0), (10.1, 1), (15, 0), (20.3, 1)]:
+            before = house.wire.asked
+            house.clock.now = minutes * 60
+            house.supervisor._start_tests()
+            await asyncio.gather(*house.supervisor._tests)
+            assert house.wire.asked - before == asked, minutes
+
+    asyncio.run(scenario())
+
+
+def test_at_the_end_unproven_answers_get_a_last_canary():
+    async def scenario():
+        house = House()
+        await house.supervisor.test(house.server)
+        before = house.wire.asked
+        await house.supervisor.close()
+        assert house.wire.asked == before
+        house.server.unproven = {"a": None}
+        await house.supervisor.close()
+        assert house.wire.asked == before + 1
+        assert house.server.unproven == {}
+
+    asyncio.run(scenario())
