@@ -5,6 +5,7 @@ answer at temperature 0: broken kernels answer with one token repeated, nothing,
 issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
 """
 
+import re
 from collections.abc import Sequence
 
 from scripts.lib.config import Config, Sampling
@@ -14,7 +15,7 @@ from scripts.lib.records import Message
 from scripts.lib.target import Target
 from scripts.lib.transport import Transport
 
-_QUESTION, _ANSWER = "What is the capital of France?", "paris"
+_QUESTION, _ANSWER = "What is 2+2? Answer with one number.", re.compile(r"\b(4|four)\b", re.IGNORECASE)
 _MAX_TOKENS = 48
 _LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
 
@@ -83,7 +84,7 @@ class Canary:
             text = (answer.reasoning or "") + (answer.text or "")
             if not text.strip():
                 return "an empty answer"
-        knows = _ANSWER in text.lower()
+        knows = _ANSWER.search(text) is not None
         if self.knows is None:
             # A weak model may not know it; one that did must go on knowing it.
             self.knows = knows

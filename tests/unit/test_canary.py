@@ -17,7 +17,7 @@ from tests import families
 
 TARGET = families.target("kimi-k2.5-instant")
 STOP = 163586
-GOOD = [*TARGET.encode("It is Paris."), STOP]
+GOOD = [*TARGET.encode("So the answer is 4."), STOP]
 
 
 def config(**engine):
@@ -61,7 +61,7 @@ def test_a_model_that_never_knew_it_is_not_blamed():
 
 def test_text_answers_are_judged_by_their_text():
     one = canary()
-    assert one.judge(Answer("stop", text="Paris", reasoning="Hm.")) is None
+    assert one.judge(Answer("stop", text="4", reasoning="Hm.")) is None
     assert one.judge(Answer("stop", text=" ")) == "an empty answer"
 
 
