@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 ENGINE = """
-import sys, xllamacpp as xlc
+import threading, xllamacpp as xlc
 from scripts.lib.embedded import model_path
 parameters = xlc.CommonParams()
 parameters.model.path = str(model_path())
@@ -17,7 +17,7 @@ parameters.n_parallel, parameters.n_ctx, parameters.port = 8, 8 * 1024, 0
 parameters.cont_batching = parameters.use_jinja = parameters.endpoint_metrics = True
 server = xlc.Server(parameters)
 print(server.listening_address, flush=True)
-sys.stdin.read()  # until the test lets go
+threading.Event().wait()  # until the test kills it
 """
 
 CONFIG = {
@@ -45,7 +45,8 @@ def engine() -> Iterator[str]:
     """Base URL of a real llama.cpp server with the real model, apart from the project's own fleet."""
     process = subprocess.Popen(
         [sys.executable, "-c", ENGINE],
-        stdin=subprocess.PIPE,
+        # Waiting threads sleep: other tests keep the cores busy.
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -53,5 +54,5 @@ def engine() -> Iterator[str]:
     url = process.stdout.readline().strip()
     assert url.startswith("http://127.0.0.1:"), "the engine did not start"
     yield url
-    process.stdin.close()
-    process.wait(30)
+    process.kill()
+    process.wait()
