@@ -16,8 +16,9 @@ from scripts.lib.progress import RunProgress
 from scripts.lib.records import Completion, Prompt, Turn, write_rows
 from scripts.lib.report import plots
 from scripts.lib.report.answers import Turns, read_answers, read_prompt_lengths
+from scripts.lib.report.comparisons import times
 from scripts.lib.report.costs import rule_costs, union
-from scripts.lib.report.findings import findings, times
+from scripts.lib.report.findings import findings
 from scripts.lib.report.ledger import ledger_of
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.origins import Origin
@@ -241,7 +242,7 @@ def test_an_endpoint_is_compared_on_the_datasets_that_it_served():
     long.answers.all.add(bad)
     found = [text for text in texts(run_of(long, short)) if "http://c" in text]
     assert found == [
-        "wrong http://c: Its 100 answers have 300 tokens on average, 3.3x shorter than the other endpoints give on the same datasets (1,000)."
+        "look http://c: Its 100 answers have 300 tokens on average, 3.3x shorter than the other endpoints give on the same datasets (1,000)."
     ]
 
 

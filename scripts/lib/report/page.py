@@ -15,9 +15,11 @@ from scripts.lib.progress import duration, short
 from scripts.lib.provenance import code_version
 from scripts.lib.report import plots
 from scripts.lib.report.answers import Turns
+from scripts.lib.report.comparisons import changed, earlier_mean
 from scripts.lib.report.costs import Speed, generation_speed, rule_costs, union
 from scripts.lib.report.excerpts import excerpts, refused
-from scripts.lib.report.findings import CHECKED, LOOK, NOTE, WRONG, changed, earlier_mean, findings
+from scripts.lib.report.finding import LOOK, NOTE, WRONG
+from scripts.lib.report.findings import CHECKED, findings
 from scripts.lib.report.ledger import ledger_of
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.origins import Origin, origins, without_folders

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from scripts.lib.progress import short
-from scripts.lib.report.findings import CHANGED, earlier_mean, times
+from scripts.lib.report.comparisons import CHANGED, earlier_mean, times
 from scripts.lib.report.run import DatasetRun, Run
 
 # Stand-ins that become CSS variables of the page. Black would not do: SVG leaves the default colour out.
