@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,24 @@ from tests.fault_server.answers import Answers, digest, text_of
 PROJECT = Path(__file__).resolve().parents[1]
 MODEL = {"name": "embedded:smollm2", "context_length": 2048}
 DATASET, SHARD = "chat", "000"
-WORDS = "river stone lamp garden seven quiet harbour glass winter copper field engine letter north paper cloud".split()
+WORDS = [
+    "river",
+    "stone",
+    "lamp",
+    "garden",
+    "seven",
+    "quiet",
+    "harbour",
+    "glass",
+    "winter",
+    "copper",
+    "field",
+    "engine",
+    "letter",
+    "north",
+    "paper",
+    "cloud",
+]
 
 
 @functools.cache
@@ -63,14 +80,19 @@ class Server:
 
     def __init__(self, name: str, log: Path, **options: Any) -> None:
         self.log = log
-        arguments = [f"--name={name}", f"--log={log}"]
+        arguments = ["--until-stdin-closes", f"--name={name}", f"--log={log}"]
         arguments += [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault_server", *arguments], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+            [sys.executable, "-m", "tests.fault_server", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=PROJECT,
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, f"the fault server did not start: exit code {self.process.wait()}"
+        self._read = self._count = 0
 
     def control(self, **orders: Any) -> None:
         request = urllib.request.Request(f"{self.url}/control", orjson.dumps(orders))
@@ -84,15 +106,28 @@ class Server:
         """What it has logged: all generations that it finished."""
         return [orjson.loads(line) for line in self.log.read_bytes().splitlines()] if self.log.exists() else []
 
+    def count(self) -> int:
+        """How many generations it has finished; cheap enough to be asked all the time."""
+        if self.log.exists():
+            with open(self.log, "rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            self._read += len(new)
+            self._count += new.count(b"\n")
+        return self._count
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.process.stdout.close()  # type: ignore[union-attr]
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @contextlib.contextmanager
-def servers(folder: Path, count: int = 1, **options: Any) -> Iterator[list[Server]]:
+def servers(folder: Path, count: int, answers: Answers, **options: Any) -> Iterator[list[Server]]:
     """`count` servers of one fleet; per-server values are given as lists."""
+    options |= {"seed": answers.seed, "median_tokens": answers.median_tokens, "spread": answers.spread}
     running: list[Server] = []
     try:
         for number in range(count):
@@ -193,6 +228,12 @@ class Run:
             done |= {row.id for row in read_rows(finished, Completion)}
         return done
 
+    def finishing(self) -> bool:
+        """Whether a job is writing the finished shard now."""
+        folders = (self.state / "completions" / DATASET, self.output.parent)
+        return any(folder.exists() and any(folder.glob(".*.partial")) for folder in folders)
+
+    @functools.cached_property
     def digests(self) -> dict[str, str]:
         """Digest of a prompt's ids, as the servers log it, by prompt id (first turns)."""
         return {row.id: digest(self.target.render(row.messages[:1])) for row in self.rows}
@@ -222,6 +263,43 @@ class Run:
         return Counter(row.outcome for row in rows)
 
 
+# Faults that leave a whole answer: a prompt that got one may not be asked again.
+HARMLESS = (None, "leading_ws", "sse_split_utf8", "sse_comment", "usage_missing", "usage_wrong")
+
+
+def answered_whole(run: Run, fleet: list[Server]) -> Counter[str]:
+    """How often each prompt (by digest of its ids) got a whole, good answer. Needs prompts of one turn."""
+    known = set(run.digests.values())
+    return Counter(
+        line["prompt"]
+        for server in fleet
+        for line in server.served()
+        if line["prompt"] in known and line["delivered"] and line["fault"] in HARMLESS
+    )
+
+
+def spent_in_vain(run: Run, fleet: list[Server]) -> int:
+    """Generations that were made beyond one per prompt."""
+    known = set(run.digests.values())
+    return sum(line["prompt"] in known for server in fleet for line in server.served()) - len(run.rows)
+
+
+def check_failures(run: Run, fleet: list[Server]) -> None:
+    """Every prompt without an answer met a fault that no resend cures, as often as it takes."""
+    digests, met = run.digests, defaultdict(Counter)
+    for server in fleet:
+        for line in server.served():
+            met[line["prompt"]][line["fault"]] += 1
+    for row in run.completions():
+        faults = met[digests[row.id]]
+        if row.outcome == "empty":
+            assert faults["content_null_stop"] >= 3, row
+        elif row.outcome == "rejected":
+            assert faults["last_batch_lost"] >= 2, row
+        else:
+            assert row.outcome in ("ok", "length"), row
+
+
 def kill(process: subprocess.Popen) -> None:
     """SIGKILL to a job and everything in its session."""
     with contextlib.suppress(ProcessLookupError):
@@ -229,7 +307,11 @@ def kill(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def await_progress(process: subprocess.Popen, reached: Any, patience: float = 120.0) -> bool:
+def generated(fleet: list[Server]) -> int:
+    return sum(server.count() for server in fleet)
+
+
+def await_progress(process: subprocess.Popen, reached: Callable[[], bool], patience: float = 120.0) -> bool:
     """Look until `reached()` is true; False when the job ended first."""
     end = time.monotonic() + patience
     while not reached():
@@ -238,3 +320,35 @@ def await_progress(process: subprocess.Popen, reached: Any, patience: float = 12
         assert time.monotonic() < end, "no progress"
         time.sleep(0.002)
     return True
+
+
+def kill_and_resume(run: Run, fleet: list[Server], during: int, finishing: int, seed: int) -> None:
+    """Kill jobs at seeded moments, `during` generation and while `finishing`, then let one end; check everything.
+
+    Nothing that was journalled at a kill is ever generated again, and what was lost was in flight.
+    """
+    dice, by_id = random.Random(seed), run.digests
+    history: list[tuple[set[str], list[int]]] = []  # at each kill: what was safe, how much was generated
+    step = 2 * len(run.rows) // (during + 1)
+    for number in range(during + finishing):
+        goal = generated(fleet) + (1 if dice.random() < 0.2 else dice.randint(1, step))
+        moment = (lambda goal=goal: generated(fleet) >= goal) if number < during else run.finishing
+        process = run.start()
+        try:
+            await_progress(process, moment)
+        finally:
+            kill(process)
+        safe = {by_id[id] for id in run.journalled()}
+        lost = answered_whole(run, fleet).keys() - safe
+        assert len(lost) <= run.concurrency, f"{len(lost)} answers were not journalled"
+        history.append((safe, [server.count() for server in fleet]))
+    assert run.finish() == 0, run.log()
+    run.check()
+    check_failures(run, fleet)
+    for safe, marks in history:
+        for server, mark in zip(fleet, marks):
+            again = {line["prompt"] for line in server.served()[mark:]} & safe
+            assert not again, f"{len(again)} prompts were generated again though they were journalled"
+    output, made = run.output.read_bytes(), generated(fleet)
+    assert run.finish() == 0, run.log()
+    assert (run.output.read_bytes(), generated(fleet)) == (output, made), "a finished shard was made again"

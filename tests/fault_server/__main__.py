@@ -43,11 +43,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--log", type=Path, help="JSON lines of all generations")
     parser.add_argument("--hang-after", type=int, help="fall silent after so many generations")
     parser.add_argument("--die-after", type=int, help="SIGKILL itself after so many generations")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="end with the process that started it")
     parsed = vars(parser.parse_args(argv))
     answers = Answers(parsed.pop("seed"), parsed.pop("median_tokens"), parsed.pop("spread"))
-    port = parsed.pop("port")
+    port, attached = parsed.pop("port"), parsed.pop("until_stdin_closes")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(Settings(answers=answers, **parsed), port))
+        asyncio.run(serve(Settings(answers=answers, **parsed), port, until_stdin_closes=attached))
 
 
 if __name__ == "__main__":

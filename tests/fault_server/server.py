@@ -261,6 +261,7 @@ class FaultServer:
                 "queued": self.queued,
                 "peak": self.peak,
                 "finished": self.finished,
+                "hung": self.hung.is_set(),
                 "injected": self.injected,
             }
         )
@@ -284,8 +285,8 @@ def constant(document: bytes) -> Callable[[web.Request], Awaitable[web.Response]
     return handle
 
 
-async def serve(settings: Settings, port: int) -> None:
-    """Serve until the process ends."""
+async def serve(settings: Settings, port: int, *, until_stdin_closes: bool = False) -> None:
+    """Serve until the process ends, or until whoever holds the other end of stdin is gone."""
     # Connections that are broken off on purpose would be reported as errors of the handler.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     server = FaultServer(settings)
@@ -296,4 +297,7 @@ async def serve(settings: Settings, port: int) -> None:
     await site.start()
     bound = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
     print(f"http://127.0.0.1:{bound}", flush=True)
-    await asyncio.Event().wait()
+    end = asyncio.Event()
+    if until_stdin_closes:
+        asyncio.get_running_loop().add_reader(0, lambda: end.set() if not os.read(0, 1) else None)
+    await end.wait()
