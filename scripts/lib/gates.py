@@ -162,10 +162,18 @@ class Gates:
         sample = seen.sample
         if sample.ids_origin == GIVEN or not sample.messages or sample.messages[-1].role != "assistant":
             return None
-        # Templates leave out messages that are blank, so blank ones stay as they are.
+        # Templates leave out blank messages and compare messages (`message == user_messages[-1]`), so blank ones stay
+        # blank and equal ones equal.
+        history = sample.messages[:-1]
+        first: dict[str, int] = {}
         shape = tuple(
-            (m.role, "x" if m.content.strip() else m.content, m.reasoning and "x", m.tool_calls)
-            for m in sample.messages[:-1]
+            (
+                m.role,
+                f"x{first.setdefault(m.content, number)}" if m.content.strip() else m.content,
+                m.reasoning and "x",
+                m.tool_calls,
+            )
+            for number, m in enumerate(history)
         )
         try:
             expected = self._expected_markers(shape, sample.tools)

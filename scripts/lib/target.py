@@ -215,7 +215,9 @@ class Target:
         """Ids of gpt-oss's channel markers by name; None for every other family."""
         names = ("start", "channel", "message", "end", "return", "call")
         ids = {name: self.structural_texts.get(f"<|{name}|>") for name in names}
-        return None if None in ids.values() else ids  # type: ignore[return-value]
+        if None in ids.values() or "<|channel|>" not in self.template:
+            return None
+        return ids  # type: ignore[return-value]
 
 
 def _with_parsed_arguments(conversation: list[dict]) -> list[dict]:

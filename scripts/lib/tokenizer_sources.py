@@ -304,6 +304,10 @@ def _bos_of_prompts(target: targets.Target) -> int | None:
         prompts = [target.render(one), target.render(more)]
     except targets.TemplateError as error:
         raise UserError(f"{target.name}: its chat template fails on a plain conversation: {error}") from None
+    if not all(prompts):
+        raise UserError(
+            f"{target.name}: its chat template renders a plain conversation as nothing: name another in `model.chat_template`"
+        )
     bos = target.bos_id
     return bos if bos is not None and all(ids[0] == bos and ids.count(bos) == 1 for ids in prompts) else None
 

@@ -1,16 +1,18 @@
 """Each gate refuses what it is for, says what it saw, and lets a good sample through."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from scripts.lib.config import Validation
+from scripts.lib.config import Validation, parse_config
 from scripts.lib.gates import Gates
 from scripts.lib.records import Message, Prompt, Sample
 from scripts.lib.samples import from_conversations
 from scripts.lib.target import Target
+from scripts.lib.tokenizer_sources import prepare_target
 from tests.dialogues import converse, said, samples_of
-from tests.families import FAMILIES, target
+from tests.families import FAMILIES, build, target
 
 NAME = "qwen3-2507-instruct"
 
@@ -178,6 +180,22 @@ def test_turn_markers_find_a_lost_turn():
     (sample,) = samples_of(converse(model, ["a", "b"], outputs))
     assert refused(replace(sample, messages=sample.messages[2:])) == "turn_markers"
     assert "expected 3" in detail(replace(sample, messages=sample.messages[2:]))
+
+
+@pytest.mark.parametrize("users", [["a", "b"], ["a", "a"], ["a", " "]])
+def test_turn_markers_know_templates_that_compare_messages(users: list[str], tmp_path: Path):
+    """Mistral's put the system prompt into the user message that equals the last one."""
+    folder = build(FAMILIES[NAME], tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{%- set users = messages | selectattr('role', 'equalto', 'user') | list -%}{%- for m in messages -%}"
+        "{{- '<|im_start|>' if m == users[-1] else '' }}{{ m.content }}{{ '<|im_end|>' if m.content.strip() else '' }}"
+        "{%- endfor -%}"
+    )
+    config = parse_config({"model": {"name": str(folder)}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+    model = prepare_target(config, tmp_path / "target")
+    outputs = [[*model.encode(text), 151645] for text in ("x", "y")]
+    for sample in samples_of(converse(model, users, outputs)):
+        assert Gates(model, Validation()).refuse(sample) is None
 
 
 def test_one_closing_think_tag():

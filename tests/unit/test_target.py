@@ -262,6 +262,21 @@ def test_a_base_model_without_template_is_refused(folder: Path, tmp_path: Path):
     assert model.render_text([Message("user", "hi")]) == "hi<|im_end|>"
 
 
+def test_a_template_that_renders_nothing_is_refused(folder: Path, tmp_path: Path):
+    """Templates of vision models that only know content in parts."""
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content.text }}{% endfor %}")
+    with pytest.raises(UserError, match="renders a plain conversation as nothing"):
+        prepare_target(config(name=str(folder)), tmp_path / "target")
+
+
+def test_channels_count_only_where_the_template_knows_them(tmp_path: Path):
+    build(FAMILIES["gpt-oss"], tmp_path / "model")
+    source = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|return|>{% endfor %}"
+    (tmp_path / "model/chat_template.jinja").write_text(source)
+    assert prepare_target(config(name=str(tmp_path / "model")), tmp_path / "target").harmony is None
+    assert target("gpt-oss").harmony is not None
+
+
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.json"])
 def test_templates_in_older_places(folder: Path, tmp_path: Path, place: str):
     source = (folder / "chat_template.jinja").read_text()
