@@ -114,15 +114,16 @@ def test_job_that_slurm_ends_is_submitted_again_and_goes_on(project: Submission,
         return [job for job, state, comment in slurm.jobs()
                 if job not in before and state == "RUNNING" and "generate_completions" in comment]  # fmt: skip
 
-    running = project.start("merge_training")
+    shards = [f"results/completions/code/00{shard}.parquet" for shard in range(2)]
+    running = project.start(*shards)
     try:
         journals = project.result("state/journals/code")
-        wait_for(lambda: any(path.stat().st_size for path in journals.rglob("*") if path.is_file()), 240, "an answer")
+        wait_for(lambda: any(path.read_bytes().count(b"\n") > 2 for path in journals.glob("*.journal")), 600, "answers")
         killed = generating()
         assert killed
         # As on a node that dies: every process of the job at once, without a warning.
         slurm.run("scancel", "--signal=KILL", "--full", killed[0])
-        assert running.wait(280) == 0, (project.folder / "killed.log").read_text()
+        assert running.wait(project.patience) == 0, (project.folder / "killed.log").read_text()
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGTERM)
