@@ -122,7 +122,9 @@ def generate(shard: Shard) -> None:
 class Generation:
     """One run over a shard."""
 
-    def __init__(self, shard: Shard, target: Target, answered: Answered) -> None:
+    def __init__(
+        self, shard: Shard, target: Target, answered: Answered, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         config = shard.config
         self.shard, self.config, self.target, self.answered = shard, config, target, answered
         self.settings = config.transport
@@ -133,7 +135,7 @@ class Generation:
             raise UserError(
                 f"datasets.{shard.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
             )
-        self.clock = time.monotonic
+        self.clock = clock
         self.dialogue = Dialogue(
             target, shard.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, random.Random()
         )
