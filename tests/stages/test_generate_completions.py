@@ -1,0 +1,222 @@
+"""Stage 2 by its command line: settings, budgets, truncation, broken engines, signals. Faults are in test_generation_faults."""
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+
+from scripts import generate_completions
+from scripts.lib.records import read_provenance
+from tests.fault_server.answers import Answers
+from tests.generation import DATASET, SHARD, Run, await_progress, prompts, servers, target_folder
+
+
+def here(run: Run, capfd: pytest.CaptureFixture, **options: str) -> tuple[int, str]:
+    """Run the job within this process; returns its exit code and what it said."""
+    arguments = run.command()[3:]
+    for name, value in options.items():
+        arguments[arguments.index(f"--{name}") + 1] = value
+    code = generate_completions.main(arguments)
+    return code, capfd.readouterr().err
+
+
+def test_conversations_prove_themselves_and_a_deleted_output_asks_for_nothing(tmp_path, capfd):
+    with servers(tmp_path, 2, Answers(3), dialect="sglang") as fleet:
+        run = Run(tmp_path, prompts(30, turns=3), [s.url for s in fleet], kind="sglang", answers=Answers(3))
+        code, said = here(run, capfd)
+        assert code == 0, said
+        outcomes = run.check()
+        assert outcomes.total() == 30
+        assert "30 prompts, 0 answered before, 30 left" in said
+        provenance = read_provenance(run.output)
+        assert provenance["engine"]["kind"] == "sglang"
+        assert provenance["engine"]["version"]
+        assert provenance["totals"]["outcomes"] == dict(outcomes)
+        progress = orjson.loads((tmp_path / "progress.json").read_bytes())
+        assert (progress["status"], progress["total"]) == ("done", 30)
+        assert progress["completed"] + progress["failed"] == 30
+
+        before = sum(s.stats()["finished"] for s in fleet)
+        run.output.unlink()
+        code, said = here(run, capfd)
+        assert code == 0
+        assert "30 answered before, 0 left" in said
+        assert run.check() == outcomes
+        assert sum(s.stats()["finished"] for s in fleet) == before
+
+
+def test_other_settings_are_refused_by_name_and_operational_ones_accepted(tmp_path, capfd):
+    with servers(tmp_path, 1, Answers(4), dialect="llamacpp") as fleet:
+        run = Run(tmp_path, prompts(5), [fleet[0].url], answers=Answers(4))
+        assert here(run, capfd)[0] == 0
+        run.concurrency = 3
+        run.config = {"transport": {"attempts": 9}}
+        run.write_config()
+        assert here(run, capfd)[0] == 0
+        run.max_tokens = 401
+        run.write_config()
+        code, said = here(run, capfd)
+        assert code == 1
+        assert said.count("\n") == 1
+        assert "max_tokens: 400 -> 401" in said
+        run.check()
+
+
+def test_a_token_budget_is_never_overspent_and_can_be_raised(tmp_path, capfd):
+    with servers(tmp_path, 1, Answers(5), dialect="llamacpp") as fleet:
+        budget = {"token_budget": 2_000}
+        datasets = {DATASET: {"class": "B", "source": "made.jsonl", **budget}}
+        run = Run(tmp_path, prompts(40), [fleet[0].url], answers=Answers(5), config={"datasets": datasets})
+        code, said = here(run, capfd)
+        assert code == 0, said
+        rows = run.completions()
+        paid = [row for row in rows if row.outcome != "over_budget"]
+        spent = sum(len(turn.prompt_ids) + len(turn.output_ids) for row in paid for turn in row.turns)
+        # What is left is less than any further prompt may need.
+        assert 2_000 - run.max_tokens - 150 < spent <= 2_000
+        assert 0 < len(paid) < 40
+        reason = next(row.reason for row in rows if row.outcome == "over_budget")
+        assert reason == "the budget is used up (dataset 2,000 tokens): raise it and run again"
+
+        budget["token_budget"] = 100_000
+        datasets[DATASET].update(budget)
+        run.write_config()
+        code, said = here(run, capfd)
+        assert code == 0
+        assert f"{len(paid)} answered before" in said
+        assert run.check()["over_budget"] == 0
+        times = Counter(line["prompt"] for line in fleet[0].served())
+        assert all(times[digest] == 1 for digest in run.digests.values())
+
+
+@pytest.mark.parametrize("policy", ["retry", "continue"])
+def test_truncated_answers_get_more_room(policy, tmp_path, capfd):
+    with servers(tmp_path, 1, Answers(6), dialect="llamacpp") as fleet:
+        datasets = {
+            DATASET: {"class": "B", "source": "x", "truncation": policy, "truncation_max_tokens": 300},
+        }
+        run = Run(
+            tmp_path,
+            prompts(20),
+            [fleet[0].url],
+            max_tokens=30,
+            answers=Answers(6),
+            config={"datasets": datasets},
+        )
+        code, said = here(run, capfd)
+        assert code == 0, said
+        rows = run.completions()
+        longer = [row for row in rows if len(row.turns[0].output_ids) > 30]
+        assert len(longer) > 3
+        for row in rows:
+            turn = row.turns[0]
+            ids, finish = run.answers(turn.prompt_ids, 30)
+            if finish == "length" and policy == "retry":
+                ids, finish = run.answers(turn.prompt_ids, 300)
+            elif finish == "length":
+                rest, finish = run.answers(turn.prompt_ids + ids, 300 - len(ids))
+                ids = ids + rest
+            assert turn.output_ids == ids
+            assert row.outcome == ("ok" if finish == "stop" else "length")
+
+
+def test_a_broken_engine_gets_no_prompts(tmp_path, capfd):
+    """One of two servers answers with one token for ever: its canary fails, the other one does the work."""
+    with servers(tmp_path, 2, Answers(7), dialect="llamacpp", faults=["nan_bang=1", None]) as fleet:
+        run = Run(tmp_path, prompts(30), [s.url for s in fleet], answers=Answers(7))
+        code, said = here(run, capfd)
+        assert code == 0, said
+        assert "fails its canary" in said
+        run.check()
+        assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
+
+
+def test_answers_of_an_engine_that_broke_are_asked_again(tmp_path, capfd):
+    """The engine breaks after a while, silently; what it answered since its last good canary is not believed."""
+    with servers(tmp_path, 2, Answers(8), dialect="llamacpp", tokens_per_second=300) as fleet:
+        run = Run(tmp_path, prompts(150), [s.url for s in fleet], concurrency=16, answers=Answers(8))
+        job = run.start()
+        assert await_progress(job, lambda: len(run.journalled()) >= 30)
+        fleet[0].control(faults={"nan_bang": 1.0})
+        assert job.wait(120) == 0, run.log()
+        assert "fails its canary" in run.log()
+        assert run.check().total() == 150
+        rows = run.completions()
+        assert not [row for row in rows if row.outcome == "repetition"]
+        assert {turn.endpoint for row in rows for turn in row.turns} == {fleet[1].url}
+
+
+def test_a_signal_ends_the_job_quickly_and_keeps_what_arrived(tmp_path):
+    with servers(tmp_path, 1, Answers(9), dialect="llamacpp", tokens_per_second=200) as fleet:
+        run = Run(tmp_path, prompts(80), [fleet[0].url], concurrency=4, answers=Answers(9))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = run.journalled()
+            job = run.start()
+            assert await_progress(job, lambda: len(run.journalled()) >= len(before) + 3)  # noqa: B023
+            job.send_signal(number)
+            assert job.wait(30) == 128 + number
+            assert not run.output.exists()
+            assert run.journalled() > before
+            assert orjson.loads((tmp_path / "progress.json").read_bytes())["status"] == "stopped"
+        kept = run.journalled()
+        fleet[0].control(tokens_per_second=0)
+        assert run.finish() == 0, run.log()
+        run.check()
+        assert f"80 prompts, {len(kept)} answered before" in run.log()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dataset": "other"}, "error: no dataset `other` in the configuration; there are chat, kept"),
+        ({"dataset": "kept"}, "error: dataset kept is of class A: its conversations are kept, not answered"),
+        ({"prompts": "nowhere.parquet"}, "error: nowhere.parquet: no such file"),
+    ],
+)
+def test_mistakes_are_one_line(change, says, tmp_path, capfd):
+    kept = {"kept": {"class": "A", "source": "x"}, DATASET: {"class": "B", "source": "x"}}
+    run = Run(tmp_path, prompts(1), ["http://127.0.0.1:9"], config={"datasets": kept})
+    code, said = here(run, capfd, **change)
+    assert code == 1
+    assert said.strip().splitlines()[-1] == says
+
+
+def test_a_hosted_api_needs_its_key(tmp_path, capfd, monkeypatch):
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    run = Run(
+        tmp_path, prompts(1), ["http://127.0.0.1:9/v1"], kind="openai", config={"engine": {"api_key_env": "SOME_KEY"}}
+    )
+    code, said = here(run, capfd)
+    assert code == 1
+    assert "the environment variable SOME_KEY is not set" in said
+
+
+def test_endpoints_that_never_work_end_the_job_with_their_reason(tmp_path, capfd):
+    run = Run(tmp_path, prompts(1), ["http://127.0.0.1:9"], config={"transport": {"outage_seconds": 0.2}})
+    code, said = here(run, capfd)
+    assert code == 1
+    assert "no endpoint has worked for" in said
+    assert "can't connect" in said
+    assert not run.output.exists()
+    assert (run.state / "journals" / DATASET / f"{SHARD}.journal").exists()
+
+
+def test_the_key_is_sent_and_written_nowhere(tmp_path: Path, capfd, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sk-very-secret")
+    with servers(tmp_path, 1, Answers(10), dialect="openrouter", target=target_folder()) as fleet:
+        run = Run(
+            tmp_path,
+            prompts(5),
+            [fleet[0].url + "/v1"],
+            kind="openai",
+            answers=Answers(10),
+            config={"engine": {"api_key_env": "SOME_KEY"}},
+        )
+        code, said = here(run, capfd)
+        assert code == 0, said
+        run.check()
+        assert "very-secret" not in said
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or b"very-secret" not in path.read_bytes(), path
