@@ -274,6 +274,19 @@ def test_external_endpoints_are_leased_but_never_started(run: Run) -> None:
     assert run.all_gone()
 
 
+def test_serve_holds_the_servers_until_interrupted(run: Run) -> None:
+    command = [sys.executable, "-m", "scripts.serve", "--config", run.toy(), "--state", run.state]
+    serving = subprocess.Popen(
+        [*command, "--target", run.folder / "target"], stderr=subprocess.PIPE, text=True, cwd=PROJECT
+    )
+    run.jobs.append(serving)
+    assert serving.stderr.readline() == "starting the servers\n"
+    assert serving.stderr.readline() == f"ready: {run.servers()[0]['url']}\n"
+    assert run.job(run.toy()).ask() == [[run.servers()[0]["url"], 1]]
+    serving.send_signal(signal.SIGINT)
+    assert serving.wait(30) == 128 + signal.SIGINT
+
+
 def test_failed_start_shows_the_servers_last_lines(run: Run) -> None:
     job = run.job(run.toy(does="crash"))
     error = job.ask()

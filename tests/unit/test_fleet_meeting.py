@@ -1,5 +1,6 @@
 """Where a run's processes meet, and how leases are counted."""
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -92,3 +93,12 @@ def test_tickets_of_the_dead_are_removed(tmp_path: Path) -> None:
     assert tickets.live(tmp_path) == [second.path.name]
     second.give_back()
     assert tickets.live(tmp_path) == tickets.live(tmp_path / "nowhere") == []
+
+
+def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"lane: this file system has no file locks \(No locks available\)"):
+        Ticket(tmp_path / "lane")

@@ -181,10 +181,11 @@ class Server:
         while True:
             if (code := self.process.poll()) is not None:
                 return f"ended with exit code {code} after {time.monotonic() - began:.0f} s, before it was ready"
+            left = self.patience.start_timeout - (time.monotonic() - began)
             # The first answer may compile kernels for minutes.
-            if await self._token(session, self.patience.start_timeout):
+            if left > 0 and await self._token(session, left):
                 return None
-            if time.monotonic() - began >= self.patience.start_timeout:
+            if left <= 0:
                 return f"was not ready after {self.patience.start_timeout:.0f} s (engine.launch.start_timeout)"
             await asyncio.sleep(_POLL)
 

@@ -6,11 +6,15 @@ import os
 import uuid
 from pathlib import Path
 
+from scripts.lib.errors import UserError
 from scripts.lib.fleet.meeting import try_lock
 
 
 class Ticket:
-    """A locked file in `folder`, until it is given back or the process ends."""
+    """A locked file in `folder`, until it is given back or the process ends.
+
+    Raises UserError where the file system has no flock.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -18,7 +22,12 @@ class Ticket:
         # It gets its name only once it is locked, so nobody takes it for a dead one.
         unnamed = folder / f".{self.path.name}"
         self._descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise UserError(
+                f"{folder}: this file system has no file locks ({error.strerror}): put the results on one that has flock"
+            ) from None
         os.rename(unnamed, self.path)
 
     def give_back(self) -> None:
