@@ -299,9 +299,9 @@ def _bos_of_prompts(target: targets.Target) -> int | None:
     Trying it also tells, before anything is generated, that the template works with this tokenizer at all.
     """
     one = [Message("user", "Hello")]
-    more = [*one, Message("assistant", "Hello."), *one]
+    turn = [Message("assistant", "Hello."), *one]
     try:
-        prompts = [target.render(one), target.render(more)]
+        prompts = [target.render([*one, *turn * number]) for number in range(3)]
     except targets.TemplateError as error:
         raise UserError(f"{target.name}: its chat template fails on a plain conversation: {error}") from None
     if not all(prompts):
