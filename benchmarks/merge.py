@@ -3,8 +3,8 @@
 python -m benchmarks.merge --samples 200000 --folder /scratch
 
 Base corpus and new shards are generated (seeded; token counts and texts as long as real answers), a
-tenth of the base is superseded. Each contender runs in its own process, in turns; peak memory is the
-kernel's count for that process.
+tenth of the base is superseded. Each contender runs in its own process, in turns; CPU time and
+peak memory are the kernel's counts for that process (on a busy machine, compare CPU times).
 """
 
 import argparse
@@ -98,8 +98,8 @@ def rewrite(files: list[Path], output: Path) -> None:
         os.fsync(file.fileno())
 
 
-def measured(work) -> tuple[float, float]:
-    """Run `work` in a child process. Returns its seconds and its peak memory in GB."""
+def measured(work) -> tuple[float, float, float]:
+    """Run `work` in a child process. Returns its seconds, its CPU seconds and its peak memory in GB."""
     sys.stdout.flush()
     started = time.perf_counter()
     child = os.fork()
@@ -113,7 +113,7 @@ def measured(work) -> tuple[float, float]:
     _, status, usage = os.wait4(child, 0)
     if status:
         raise SystemExit("a contender failed, see above")
-    return time.perf_counter() - started, usage.ru_maxrss * 1024 / 1e9
+    return time.perf_counter() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
 
 
 def main() -> None:
@@ -153,11 +153,13 @@ def main() -> None:
             )
             shutil.rmtree(folder / "out")
         for label, runs in (("read and rewrite", plain), ("merge", merged)):
-            seconds = statistics.median(run[0] for run in runs)
+            seconds, cpu = (statistics.median(run[at] for run in runs) for at in (0, 1))
             spread = f"{min(run[0] for run in runs):.1f} to {max(run[0] for run in runs):.1f}"
-            peak = max(run[1] for run in runs)
+            peak = max(run[2] for run in runs)
             rate = int(tokens) / 1e6 / seconds
-            print(f"{label:17} {seconds:7.1f} s ({spread})  {rate:6.1f}M tokens/s  peak {peak:.2f} GB")
+            print(
+                f"{label:17} {seconds:7.1f} s ({spread})  {cpu:6.1f} s CPU  {rate:6.1f}M tokens/s  peak {peak:.2f} GB"
+            )
         ratio = statistics.median(run[0] for run in plain) / statistics.median(run[0] for run in merged)
         print(f"merge reaches {ratio:.2f} of the speed of the plain rewrite")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from scripts.lib import durable, manifest, records
 from scripts.lib.errors import UserError
@@ -94,17 +95,26 @@ def batches(source: Source, vocab_size: int | None = None) -> Iterator[pa.Record
 
     Raises UserError naming the first base row that is no sample (shards were validated).
     """
-    rows = max(1, min(8192, BATCH_BYTES * source.rows // max(1, source.memory)))
     columns = [name for name in records.SAMPLE_SCHEMA.names if source.kind == "shard" or name in _names(source)]
     first = 0
     with records.open_parquet(source.path) as file:
-        for batch in file.iter_batches(batch_size=rows, columns=columns):
+        for batch in _raw_batches(file, source, columns):
             if source.kind == "base":
                 batch = _as_samples(batch, str(source.path), first)
                 for row, problem in manifest.row_problems(batch, vocab_size):
                     raise UserError(f"{source.path}:{first + row}: {problem}")
             yield batch
             first += len(batch)
+
+
+def _raw_batches(file: pq.ParquetFile, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    rows = max(1, min(8192, BATCH_BYTES * source.rows // max(1, source.memory)))
+    if source.memory > 4 * BATCH_BYTES * file.num_row_groups:
+        # Huge row groups, which others may write: this way they are decoded bit by bit.
+        yield from file.iter_batches(batch_size=rows, columns=columns)
+    else:
+        for group in range(file.num_row_groups):
+            yield from file.read_row_group(group, columns=columns).to_batches(max_chunksize=rows)
 
 
 def _names(source: Source) -> list[str]:

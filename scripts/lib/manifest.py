@@ -192,12 +192,12 @@ def row_problems(rows: pa.Table | pa.RecordBatch, vocab_size: int | None) -> lis
         (int(row), f"has {lengths[row]} ids but {mask_lengths[row]} mask values")
         for row in np.flatnonzero(lengths != mask_lengths)
     ]
-    for values, row_lengths, bad, text in (
-        (mask, mask_lengths, mask.view(np.uint8) > 1, "has the mask value {}, only 0 and 1 are known"),
-        (ids, lengths, (ids < 0) | (ids >= vocab_size), f"has the token id {{}}, outside of 0 to {vocab_size - 1}"),
+    for values, row_lengths, limit, text in (
+        (mask, mask_lengths, 2, "has the mask value {}, only 0 and 1 are known"),
+        (ids, lengths, vocab_size, f"has the token id {{}}, outside of 0 to {vocab_size - 1}"),
     ):
-        if bad.any():
-            at = int(bad.argmax())
+        if len(values) and (values.min() < 0 or values.max() >= limit):
+            at = int(((values < 0) | (values >= limit)).argmax())
             row = int(np.searchsorted(np.cumsum(row_lengths), at, side="right"))
             problems.append((row, text.format(values[at])))
     return problems
