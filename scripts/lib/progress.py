@@ -5,6 +5,7 @@ Every job writes `state/progress/{dataset}/{shard}.json` and then adds all of th
 tokens of a window, not from the start: short answers come first, so early averages mislead.
 """
 
+import fcntl
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -199,7 +200,10 @@ class ProgressFile:
 
     def write_sum(self) -> None:
         """Replace progress.json by the sum of all parts."""
-        durable.write_json(self.state.parent / "progress.json", self.gather().model_dump())
+        # One job at a time: else a slower job could replace a newer sum, the run's last one too, by an older one.
+        with open(self.part.parents[1] / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            durable.write_json(self.state.parent / "progress.json", self.gather().model_dump())
 
     def gather(self) -> RunProgress:
         """Add up the parts of all class-B datasets; shards that haven't begun count with their prompts."""

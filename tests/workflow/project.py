@@ -46,15 +46,21 @@ class Project:
 
     def snakemake(self, *arguments: str, cores: int = 4, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run Snakemake to its end. With `check`, a failure shows everything that it printed."""
-        done = subprocess.run(
+        process = subprocess.Popen(
             self.command(*arguments, cores=cores),
             cwd=self.folder,
             env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=self.patience,
+            start_new_session=True,
         )
+        try:
+            output, _ = process.communicate(timeout=300)
+        except BaseException:
+            kill_group(process)  # its jobs too
+            raise
+        done = subprocess.CompletedProcess(process.args, process.returncode, output)
         if check and done.returncode != 0:
             raise AssertionError(f"snakemake {' '.join(arguments)} failed:\n{done.stdout}")
         return done
