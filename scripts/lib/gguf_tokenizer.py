@@ -109,7 +109,9 @@ def _byte_level_bpe(path: Path, header: dict[str, Any], tokens: list[str]) -> To
         )
     pre = _PRE[pre_name]
     # A merge is "left right"; left itself may start with a blank only in files that aren't byte-level.
-    merges = [(merge[: (cut := merge.index(" ", 1))], merge[cut + 1 :]) for merge in header.get("tokenizer.ggml.merges", [])]
+    merges = [
+        (merge[: (cut := merge.index(" ", 1))], merge[cut + 1 :]) for merge in header.get("tokenizer.ggml.merges", [])
+    ]
     tokenizer = Tokenizer(
         models.BPE({text: token for token, text in enumerate(tokens)}, merges, ignore_merges=pre.ignore_merges)
     )
