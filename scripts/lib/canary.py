@@ -111,8 +111,10 @@ def mismatch(facts: EngineFacts, config: Config, target: Target) -> str | None:
             "point engine.endpoints at the target model, or correct model.name"
         )
     wanted = config.engine.served_model or config.model.name
+    if config.engine.kind == "openai":
+        wanted = wanted.partition(":")[0]  # variants such as `:floor` are not listed
     named = config.engine.kind in ("sglang", "vllm", "openai") and facts.models
-    if named and wanted not in facts.models:
+    if named and wanted not in facts.models and wanted not in {model.partition(":")[0] for model in facts.models}:
         some = ", ".join(facts.models[:5])
         return f"does not serve `{wanted}` but {some}: set engine.served_model to one of them"
     if facts.context_length is not None and facts.context_length <= 64:

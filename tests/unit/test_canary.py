@@ -78,6 +78,7 @@ def test_text_answers_are_judged_by_their_text():
         (EngineFacts("llamacpp", vocab_size=163840, context_length=4096, models=("/a/path.gguf",)), {}, None),
         (EngineFacts("vllm", models=("k2",)), {"kind": "vllm", "served_model": "k2"}, None),
         (EngineFacts("openai"), {"kind": "openai"}, None),
+        (EngineFacts("openai", models=("a/k2",)), {"kind": "openai", "served_model": "a/k2:floor"}, None),
     ],
 )
 def test_what_serves_must_be_what_was_asked_for(facts, engine, says):
