@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 
-
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -183,10 +183,20 @@ def test_an_operational_edit_reruns_nothing(finished):
 def test_a_deleted_shard_alone_is_rebuilt_and_asks_for_nothing(finished):
     project, recorder, _ = finished
     shard = project.result("completions/code/000.parquet")
+    version = project.result("training").resolve()
     before, asked = shard.read_bytes(), len(recorder.exchanges)
     shard.unlink()
     output = project.snakemake("all").stdout
-    assert executed(output) == ["generate_completions"]
+    # That shard and what is made from it; no other shard, and the same corpus again.
+    assert sorted(executed(output)) == [
+        "backup_training",
+        "generate_completions",
+        "merge_training",
+        "summarize_validation",
+        "tokenize_completions",
+        "validate_tokens",
+    ]
+    assert project.result("training").resolve() == version
     assert shard.read_bytes() == before
     assert len(recorder.exchanges) == asked
 
