@@ -35,7 +35,7 @@ def test_kill_9_at_several_moments(tmp_path, config, engine):
             # At most what the lane allows was in flight, and what arrived in the last instant.
             in_flight += config["lanes"]["short"]["concurrency"]
             wait_for(lambda: not project.processes(), 30, "all jobs of the killed run to be gone")
-        project.snakemake("--unlock")
+            project.snakemake("--unlock")
         project.snakemake("completions")
 
         prompts = {prompt.id for prompt in stage(project, "prompts", Prompt)}
