@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 CORES ?= 8
+CONFIG ?= config/config.yaml
 # Everything runs from the environment, as after `source $(VENV)/bin/activate`.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup corpus test test-slow test-all lint format lock schema clean
+.PHONY: help setup corpus doctor test test-slow test-all lint format lock schema clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,6 +16,9 @@ setup: $(VENV)/.client  ## create the environment: client, embedded engine and m
 
 corpus: setup  ## set up, then make the training corpus: snakemake --cores 8 merge_training
 	snakemake --cores $(CORES) merge_training
+
+doctor: setup  ## check this machine for the run of CONFIG, as in make doctor CONFIG=my.yaml FIX=1
+	python -m scripts.doctor --config $(CONFIG) $(if $(FIX),--fix)
 
 test: $(VENV)/.dev  ## set up, then run the quick tests
 	python -m pytest -n 2 --dist loadgroup -m "not slow and not chaos and not engines and not slurm and not trainers"

@@ -19,6 +19,7 @@ shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.ba
 from scripts.lib import durable
 from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
 from scripts.lib.errors import UserError
+from scripts.lib.server_environment import names as environment_names
 from scripts.lib.sources import evaluation_files, local_files
 
 # Your own --configfile replaces the example instead of being mixed into its datasets.
@@ -38,6 +39,12 @@ CONFIG_FILE = "results/state/config.json"
 DATASETS = list(CONFIG.datasets)
 CLASS_A, CLASS_B = CONFIG.by_class("A"), CONFIG.by_class("B")
 SHARDS = CONFIG.shard_names()
+# The engine's environment, where it is one of envs/ and the servers are started here.
+ENVIRONMENT = [
+    f".venvs/{name}/drafter-corpus.json"
+    for name in environment_names()
+    if CONFIG.engine.launch.environment == f".venvs/{name}" and not CONFIG.engine.endpoints
+]
 
 
 wildcard_constraints:
@@ -68,6 +75,7 @@ rule completions:
 
 include: "rules/target.smk"
 include: "rules/prompts.smk"
+include: "rules/environments.smk"
 include: "rules/completions.smk"
 include: "rules/tokens.smk"
 include: "rules/validated.smk"

@@ -11,6 +11,8 @@ rule generate_completions:
     input:
         target="results/target/target.json",
         prompts="results/prompts/{dataset}/{shard}.parquet",
+        # ancient: an environment that was made anew doesn't make answers stale.
+        environment=ancient(ENVIRONMENT),
     output:
         completions="results/completions/{dataset}/{shard}.parquet",
     log:
@@ -40,6 +42,7 @@ rule serve:
     """Start the servers and keep them up in the foreground, until Ctrl-C."""
     input:
         target="results/target/target.json",
+        environment=ancient(ENVIRONMENT),
     log:
         "results/logs/serve.log",
     conda:

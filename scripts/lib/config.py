@@ -111,7 +111,9 @@ class Launch(Section):
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the server.")
     start_timeout: float = Field(1800, gt=0, description="Seconds until a server must have answered its first request.")
     linger: float = Field(15, ge=0, description="Seconds that servers stay up after the last job let go of them.")
-    crash_budget: int = Field(5, ge=0, description="Restarts of one server before the run gives up on it.")
+    crash_budget: int = Field(
+        5, ge=0, description="Restarts of one server within an hour before the run gives up on it."
+    )
     hang_seconds: float = Field(
         300, gt=0, description="Seconds without a new token, with requests running, that count as a hang."
     )
@@ -293,7 +295,9 @@ class Validation(Section):
     )
     truncated: Literal["keep", "drop"] = "keep"
     replacement_character: Literal["keep", "drop"] = Field("drop", description="Answers that hold U+FFFD.")
-    duplicate_answers: int | None = Field(None, gt=0, description="Most samples that may share one identical answer.")
+    duplicate_answers: int | None = Field(
+        None, gt=0, description="Most samples of a shard that may share one identical answer."
+    )
     scripts: list[str] | None = Field(
         None, description="Unicode scripts an answer may be written in besides the prompt's own, such as [Latin, Han]."
     )

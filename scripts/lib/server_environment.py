@@ -24,7 +24,9 @@ _WITHOUT_DEPENDENCIES = "# --no-deps"  # in an .in file: what follows is taken a
 
 def names() -> list[str]:
     """Server environments that there are locks for."""
-    return sorted(path.stem for path in ENVIRONMENTS.glob("*.txt") if path.stem not in ("client", "dev", "embedded"))
+    return sorted(
+        path.stem for path in ENVIRONMENTS.glob("*.txt") if path.stem not in ("client", "dev", "embedded", "slurm")
+    )
 
 
 def create_environment(name: str, output: Path, say: Callable[[str], None]) -> None:
