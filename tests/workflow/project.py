@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import yaml
 
+from scripts.lib.fleet.meeting import Meeting
+from scripts.lib.fleet.processes import MARKER
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ["Snakefile", "rules", "scripts", "config", "profiles", "envs"]
 
@@ -91,11 +94,13 @@ class Project:
         return done
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that works in this folder: jobs, keeper, servers."""
+        """Every process of this project: jobs (by their folder), keeper and servers (by where they meet)."""
+        meeting = str(Meeting.of(self.result("state")).directory)
         found = []
         for process in psutil.process_iter():
             try:
-                if Path(process.cwd()) == self.folder or str(self.folder) in " ".join(process.cmdline()):
+                words = " ".join([*process.cmdline(), process.environ().get(MARKER, "")])
+                if Path(process.cwd()) == self.folder or str(self.folder) in words or meeting in words:
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue
