@@ -3,6 +3,9 @@
 `tokenizer_sources.prepare_target` builds the folder (results/target), every later stage loads it from there, offline:
 `target.json` (facts and hashes), `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. A tokenizer that
 needs code of its model (`trust_remote_code`) keeps its files in `remote/` instead of `tokenizer.json`.
+
+Everything is read as transformers reads it, but transformers itself is imported only for such code: it costs every
+job a second of CPU.
 """
 
 import datetime
@@ -12,14 +15,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import orjson
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from scripts.lib import chat, durable
 from scripts.lib.chat import Output
+from scripts.lib.chat_template import Renderer, compile_template
 from scripts.lib.errors import UserError
 from scripts.lib.records import Message
 
@@ -32,6 +36,8 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 REMOTE_FOLDER = "remote"
 _WINDOW = 48  # characters on each side of a seam
+# In the order in which transformers gives ids to those that the tokenizer lacks.
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TemplateError(ValueError):
@@ -75,8 +81,7 @@ class Target:
         think_open_id, think_close_id: ids of the tags around a thought.
     """
 
-    def __init__(self, facts: Facts, hf: Any, backend: Tokenizer | None):
-        """`hf` is a transformers tokenizer; `backend` its `tokenizers` object, None for a tokenizer in Python."""
+    def __init__(self, facts: Facts, vocabulary: "Vocabulary"):
         self.facts = facts
         self.name = facts.name
         self.revision = facts.revision
@@ -90,15 +95,15 @@ class Target:
         self.template_hash = facts.template_hash
         self.structural_texts = {text: token for tokens in facts.structural.values() for text, token in tokens.items()}
         self.structural_ids = frozenset(self.structural_texts.values()) | self.eos_ids
-        self.template: str = hf.chat_template
-        hf.chat_template = frozen_template(hf.chat_template, facts.date)
-        self._hf = hf
-        self._backend = backend
-        self._variables = template_variables(hf.chat_template, facts.template_kwargs, facts.date)
+        self.template: str = vocabulary.template
+        frozen = frozen_template(self.template, facts.date)
+        self._apply = vocabulary.renderer(frozen, template_variables(frozen, facts.template_kwargs, facts.date))
+        self._vocabulary = vocabulary
+        self._backend = vocabulary.backend
         # A structural id needs its token's text: looking for that first spares tokenizing almost every text.
         self._suspicious = re.compile("|".join(re.escape(text) for text in self.structural_texts) or r"(?!)")
 
-        added = hf.added_tokens_decoder.values()
+        added = vocabulary.added.values()
         self._walls = tuple(
             token.content for token in added if token.content in self.structural_texts and not token.rstrip
         )
@@ -133,23 +138,15 @@ class Target:
         conversation = [message.for_template() for message in messages]
         calls = any("tool_calls" in message for message in conversation)
         try:
+            parsed_tools = orjson.loads(tools) if tools else None
             if calls:
-                return self._apply_with_calls(conversation, tools, generation_prompt)
-            return self._apply(conversation, tools, generation_prompt)
+                return self._apply_with_calls(conversation, parsed_tools, generation_prompt)
+            return self._apply(conversation, parsed_tools, generation_prompt)
         except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
             # Templates run arbitrary expressions over the messages: whatever they raise is the template's refusal.
             raise TemplateError(" ".join(str(error).split())[:300] or type(error).__name__) from None
 
-    def _apply(self, conversation: list[dict], tools: str | None, generation_prompt: bool) -> str:
-        return self._hf.apply_chat_template(
-            conversation,
-            tools=orjson.loads(tools) if tools else None,
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            **self._variables,
-        )
-
-    def _apply_with_calls(self, conversation: list[dict], tools: str | None, generation_prompt: bool) -> str:
+    def _apply_with_calls(self, conversation: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
         """Templates disagree whether a call's arguments are an object (most) or JSON text (DeepSeek-V3.1): try both."""
         try:
             return self._apply(_with_parsed_arguments(conversation), tools, generation_prompt)
@@ -163,7 +160,7 @@ class Target:
         """
         try:
             if self._backend is None:
-                return list(self._hf.encode(text, add_special_tokens=False))
+                return self._vocabulary.encode(text)
             return self._backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError):
             raise TemplateError(f"text can't be tokenized: {text[:60]!r} is not valid Unicode") from None
@@ -180,7 +177,7 @@ class Target:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens kept, nothing cleaned up. Broken characters come out as U+FFFD."""
         if self._backend is None:
-            return self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            return self._vocabulary.decode(list(ids))
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
     def structural_in(self, text: str) -> list[int]:
@@ -270,32 +267,101 @@ def template_variables(template: str, kwargs: dict[str, Any], date: str) -> dict
     return variables | kwargs
 
 
-def hf_tokenizer(directory: Path) -> Any:
-    """The transformers tokenizer of a folder that holds tokenizer.json, config and template, taken verbatim.
+class Vocabulary(Protocol):
+    """A tokenizer and its chat template, of either kind below."""
 
-    `PreTrainedTokenizerFast`, not AutoTokenizer: some classes of transformers 5 rebuild the pre-tokenizer from
-    their own rules instead of reading tokenizer.json.
+    template: str
+    special_tokens: dict[str, str]  # by name: bos_token, eos_token, ...
+    added: dict[int, AddedToken]
+    backend: Tokenizer | None  # None for a tokenizer in Python
+
+    def id_of(self, name: str) -> int | None:
+        """Id of a named special token."""
+        ...
+
+    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
+        """What renders `template` with this tokenizer's special tokens and `variables`."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class PlainVocabulary:
+    """The tokenizer of a folder that holds tokenizer.json, config and template, taken verbatim.
+
+    What `PreTrainedTokenizerFast` makes of the same files, which is what counts: some tokenizer classes of transformers
+    5 rebuild the pre-tokenizer from their own rules instead of reading tokenizer.json.
     """
-    from transformers import PreTrainedTokenizerFast
 
-    config = durable.read_json(directory / TOKENIZER_CONFIG_FILE)
-    template = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(directory / TOKENIZER_FILE),
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-        **{name: text for name, text in config.items() if name.endswith("_token")},
-    )
+    def __init__(self, directory: Path):
+        config = durable.read_json(directory / TOKENIZER_CONFIG_FILE)
+        self.template = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
+        self.backend: Tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+        self.special_tokens = {name: text for name, text in config.items() if name.endswith("_token")}
+        if self.backend.padding:
+            self.special_tokens.setdefault("pad_token", self.backend.padding["pad_token"])
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = False
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        named = (self.special_tokens[name] for name in _NAMED if name in self.special_tokens)
+        missing = dict.fromkeys(text for text in named if text not in known)
+        self.backend.add_tokens([AddedToken(text, special=True) for text in missing])
+        self.added = self.backend.get_added_tokens_decoder()
+
+    def id_of(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.backend.token_to_id(text)
+
+    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
+        return compile_template(template, self.special_tokens | variables)
+
+    def encode(self, text: str) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.backend.decode(ids, skip_special_tokens=False)
 
 
-def remote_tokenizer(directory: Path) -> Any:
-    """The tokenizer of a folder with Python code of its own, which is run: only after the user said so."""
-    from transformers import AutoTokenizer
+class RemoteVocabulary:
+    """The tokenizer of a folder with Python code of its own, which is run: only after the user said so.
 
-    try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
-    except ImportError as error:
-        raise UserError(f"{directory}: the tokenizer's code needs a package that isn't installed: {error}") from None
+    The code may render templates in its own way too (Kimi's writes tools as TypeScript).
+    """
+
+    def __init__(self, directory: Path):
+        from transformers import AutoTokenizer
+
+        try:
+            self._hf = hf = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
+        except ImportError as error:
+            raise UserError(
+                f"{directory}: the tokenizer's code needs a package that isn't installed: {error}"
+            ) from None
+        self.template = hf.chat_template
+        self.special_tokens = hf.special_tokens_map
+        self.added = hf.added_tokens_decoder
+        self.backend = plain_backend(hf)
+
+    def id_of(self, name: str) -> int | None:
+        return getattr(self._hf, f"{name}_id")
+
+    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
+        self._hf.chat_template = template
+
+        def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
+            return self._hf.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **variables
+            )
+
+        return render
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._hf.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: list[int]) -> str:
+        return self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def plain_backend(hf: Any) -> Tokenizer | None:
@@ -328,5 +394,9 @@ def load_target(directory: Path | str) -> Target:
 
 def open_target(directory: Path, facts: Facts) -> Target:
     """The target of a folder whose facts are at hand."""
-    hf = remote_tokenizer(directory / REMOTE_FOLDER) if facts.remote_code else hf_tokenizer(directory)
-    return Target(facts, hf, plain_backend(hf))
+    return Target(facts, open_vocabulary(directory, facts.remote_code))
+
+
+def open_vocabulary(directory: Path, remote_code: bool) -> Vocabulary:
+    """The tokenizer and template of a target folder."""
+    return RemoteVocabulary(directory / REMOTE_FOLDER) if remote_code else PlainVocabulary(directory)

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from scripts.lib import control_tokens, durable, embedded, gguf_tokenizer
 from scripts.lib import target as targets
@@ -58,12 +57,8 @@ def prepare_target(config: Config, output: Path) -> targets.Target:
     with tempfile.TemporaryDirectory(dir=_made(output.parent), prefix=".target-") as temporary:
         folder = Path(temporary)
         files = _write_files(folder, found, template)
-        hf = (
-            targets.remote_tokenizer(folder / targets.REMOTE_FOLDER)
-            if found.remote_code
-            else targets.hf_tokenizer(folder)
-        )
-        facts = _facts(model, found, hf, template, vocab_size, context_length, files)
+        vocabulary = targets.open_vocabulary(folder, found.remote_code)
+        facts = _facts(model, found, vocabulary, template, vocab_size, context_length, files)
         facts = dataclasses.replace(facts, bos_id=_bos_of_prompts(targets.open_target(folder, facts)))
         _publish(folder, facts, output)
     targets.load_target.cache_clear()
@@ -250,17 +245,20 @@ def _write_files(folder: Path, found: Found, template: str) -> dict[str, str]:
 
 
 def _facts(
-    model: Model, found: Found, hf: Any, template: str, vocab_size: int, context_length: int, files: dict[str, str]
+    model: Model,
+    found: Found,
+    vocabulary: targets.Vocabulary,
+    template: str,
+    vocab_size: int,
+    context_length: int,
+    files: dict[str, str],
 ) -> targets.Facts:
-    added = {token.content: number for number, token in hf.added_tokens_decoder.items()}
-    always = {}
-    for name in ("bos_token", "eos_token"):
-        text, number = getattr(hf, name), getattr(hf, f"{name}_id")
-        if text is not None and number is not None:
-            always[text] = number
+    added = {token.content: number for number, token in vocabulary.added.items()}
+    named = {name: vocabulary.id_of(name) for name in ("bos_token", "eos_token")}
+    always = {vocabulary.special_tokens[name]: number for name, number in named.items() if number is not None}
     eos = found.eos_ids | control_tokens.turn_ends(added)
-    if hf.eos_token_id is not None:
-        eos.add(hf.eos_token_id)
+    if named["eos_token"] is not None:
+        eos.add(named["eos_token"])
     texts = {number: text for text, number in added.items()}
     always |= {texts[number]: number for number in eos if number in texts}
     if max(eos, default=0) >= vocab_size:
@@ -279,7 +277,7 @@ def _facts(
         vocab_size=vocab_size,
         context_length=context_length,
         eos_ids=sorted(eos),
-        bos_id=hf.bos_token_id,
+        bos_id=named["bos_token"],
         structural=control_tokens.structural_tokens(added, template, always),
         tool_ids=control_tokens.tool_openers(added),
         think_ids=list(think) if think else None,
