@@ -141,6 +141,7 @@ class Generation:
         )
         self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
         self.meter = Meter(shard.name, 0, self.clock)
+        self.pool.left = self._left
         self.files = ProgressFile(shard.state, config, shard.dataset, shard.shard)
         totals = answered.totals
         self.budget = Budget(
@@ -194,6 +195,10 @@ class Generation:
                 f"warning: {self.answered.journal.damaged} damaged lines in the journal: those prompts are asked again"
             )
         return left
+
+    def _left(self) -> int:
+        """Prompts that are not begun yet."""
+        return self.meter.total - self.meter.outcomes.total() - self.pool.in_flight
 
     async def _ask_all(self, held: Lease) -> None:
         """Ask until every prompt has its outcome, or something stops the job."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from scripts.lib.engines.base import EngineMetrics
 
 _DECREASE = 0.7  # after 429, 503, timeouts
-_QUEUE_DECREASE = 0.9  # after a look at the engine's queue
 _QUEUE_SHARE = 0.25  # queued over running: a short queue keeps the engine busy
 _FULL_CACHE = 0.95
 _COOLDOWN = 2.0  # s between decreases: a burst of errors is one signal
@@ -23,6 +22,8 @@ _SMOOTHING = 0.1  # weight of a new observation
 _SUSPECT_AFTER = 3  # failures in a row without any success
 _LIVELY = 2.0  # s since the last success within which one failure is no reason to doubt an endpoint
 _GENTLE = 4.0  # at least so many at once after an outage
+_SLOW = 0.75  # of the fastest one's speed: below it a server is spared long answers at the end
+_LONG = 2.0  # times the expected length: where waiting for a fast server pays, measured by benchmarks.fleet
 _PAUSE_AFTER = 3  # refusals in a row without any success
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s until an endpoint that is out is tested, or a refusing one asked
 
@@ -55,6 +56,7 @@ class Server:
     odd: int = 0  # odd answers in a row
     refusals: int = 0  # 429 and the like since the last success
     paused_until: float = float("-inf")
+    spared: bool = False  # too slow for the last prompts
 
     def cost(self, expected: float, typical_speed: float) -> float:
         """Seconds of work ahead of a request that is sent here now."""
@@ -71,6 +73,9 @@ class Pool:
         self.idle_seconds = idle_seconds
         self.servers: dict[str, Server] = {}
         self.in_flight = 0
+        self.left: Callable[[], int] | None = None  # tells the prompts that are not begun yet
+        self.interval = 0.0  # seconds between answers, smoothed
+        self._last_answer: float | None = None
         self.successes = 0  # answers and passed canaries; a prompt's failure counts only between two of them
         self._ramp_from: float | None = None
         self._waiters: deque[tuple[float, str | None, asyncio.Future[Server]]] = deque()
@@ -181,9 +186,13 @@ class Pool:
             server.mark, server.last_sign = mark, self.clock()
         queued, running = metrics.queued or 0, metrics.running or 0
         full = metrics.kv_usage is not None and metrics.kv_usage > _FULL_CACHE and queued > 0
-        server.queue_long = queued > max(1.0, _QUEUE_SHARE * running) or full
+        wanted = running if full else max(running + 1.0, running * (1 + _QUEUE_SHARE))
+        server.queue_long = running + queued > wanted
         if server.queue_long:
-            self._decrease(server, _QUEUE_DECREASE)
+            # Our part of what is too much. Not a factor at each look: the queue goes on for as long as answers take.
+            fair = max(1.0, server.in_flight * wanted / (running + queued))
+            if fair < server.limit:
+                server.limit = server.threshold = fair
 
     # --- one request ---
 
@@ -193,11 +202,30 @@ class Pool:
             return None
         now = self.clock()
         free = [s for s in self.ready() if s.in_flight < max(1.0, s.limit) and s.paused_until <= now]
+        free = self._in_time(free, expected)
         if not free:
             return None
         speeds = [s.speed for s in free if s.speed]
         typical = sum(speeds) / len(speeds) if speeds else 1.0
         return min(free, key=lambda s: (s.url == avoid, s.cost(expected, typical)))
+
+    def _in_time(self, free: list[Server], expected: float) -> list[Server]:
+        """Without the slow servers, once a long answer begun there would end last of all.
+
+        Near the end of the prompts it ends earlier when it waits for a place on a fast server: the others have
+        nothing to do by then but to wait for it. A spared server runs empty and seems fast then, so it stays spared.
+        """
+        if self.left is None:
+            return free
+        now = self.clock()
+        fastest = max((s.speed or 0.0 for s in self.ready() if s.paused_until <= now), default=0.0)
+        until_last = self.left() * self.interval
+        for server in free:
+            if server.speed is None or server.speed >= _SLOW * fastest:
+                continue
+            if _LONG * expected / server.speed > until_last + _LONG * expected / fastest:
+                server.spared = True
+        return [server for server in free if not server.spared] if any(not s.spared for s in self.ready()) else free
 
     async def acquire(self, expected: float, avoid: str | None = None) -> Server:
         """Wait for a server with room and take a place there; give it back with `release`."""
@@ -247,6 +275,10 @@ class Pool:
         if tokens > 0 and seconds > 0:
             speed = tokens / seconds
             server.speed = speed if server.speed is None else server.speed + _SMOOTHING * (speed - server.speed)
+        now, before = server.last_success, self._last_answer
+        if before is not None:
+            self.interval += (now - before - self.interval) * (_SMOOTHING / 10 if self.interval else 1.0)
+        self._last_answer = now
         self._increase(server)
 
     def failed(self, server: Server, reason: str, suspect: bool = False) -> None:
