@@ -22,6 +22,7 @@ import orjson
 from tokenizers import AddedToken, Tokenizer
 
 from scripts.lib import chat, durable
+from scripts.lib.byte_level import token_bytes
 from scripts.lib.chat import Output
 from scripts.lib.chat_template import Renderer, compile_template
 from scripts.lib.errors import UserError
@@ -100,6 +101,7 @@ class Target:
         self._apply = vocabulary.renderer(frozen, template_variables(frozen, facts.template_kwargs, facts.date))
         self._vocabulary = vocabulary
         self._backend = vocabulary.backend
+        self._bytes = token_bytes(vocabulary.backend) if vocabulary.backend is not None else None
         # A structural id needs its token's text: looking for that first spares tokenizing almost every text.
         self._suspicious = re.compile("|".join(re.escape(text) for text in self.structural_texts) or r"(?!)")
 
@@ -159,9 +161,7 @@ class Target:
         Raises TemplateError for text that isn't Unicode (lone surrogates).
         """
         try:
-            if self._backend is None:
-                return self._vocabulary.encode(text)
-            return self._backend.encode(text, add_special_tokens=False).ids
+            return self._vocabulary.encode(text)
         except (TypeError, UnicodeEncodeError):
             raise TemplateError(f"text can't be tokenized: {text[:60]!r} is not valid Unicode") from None
 
@@ -176,9 +176,9 @@ class Target:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens kept, nothing cleaned up. Broken characters come out as U+FFFD."""
-        if self._backend is None:
-            return self._vocabulary.decode(list(ids))
-        return self._backend.decode(list(ids), skip_special_tokens=False)
+        if self._bytes is not None:
+            return self._bytes.text(ids)
+        return self._vocabulary.decode(list(ids))
 
     def structural_in(self, text: str) -> list[int]:
         """Structural ids that this text alone would produce when it is tokenized, in order."""
@@ -358,9 +358,13 @@ class RemoteVocabulary:
         return render
 
     def encode(self, text: str) -> list[int]:
+        if self.backend is not None:
+            return self.backend.encode(text, add_special_tokens=False).ids
         return list(self._hf.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:
+        if self.backend is not None:
+            return self.backend.decode(ids, skip_special_tokens=False)
         return self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
