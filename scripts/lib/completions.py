@@ -39,7 +39,8 @@ from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target, load_target
 from scripts.lib.transport import Transport, require_descriptors
 
-_LINE_SECONDS = 5.0
+_LINE_SECONDS = 5.0  # between lines about the whole run, whichever job says them
+_OWN_LINE_SECONDS = 30.0  # between a job's lines about its own shard
 _SAVE_SECONDS = 1.0
 _BUDGET_SECONDS = 0.5
 _WARN_SECONDS = 10.0
@@ -153,6 +154,7 @@ class Generation:
         )
         self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
         self.status: Status = "waiting"
+        self._own_line = float("-inf")
         self.supervisor: Supervisor | None = None
         self._warned: dict[str, float] = {}  # when a kind of failure was last told
         self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
@@ -432,12 +434,17 @@ class Generation:
 
     async def _report(self, status: Status) -> None:
         figures = self.meter.figures(status)
-        if status == "running":
+        now = self.clock()
+        if status == "running" and now - self._own_line >= _OWN_LINE_SECONDS:
+            self._own_line = now
             say(line(self.shard.name, figures))
         try:
-            await asyncio.to_thread(self.files.write, figures)
+            run = await asyncio.to_thread(self.files.write, figures, _LINE_SECONDS)
         except OSError as error:
             self.say(f"warning: no progress file: {error.strerror}")
+        else:
+            if run is not None:
+                say(line("all", run))
 
     # --- the end ---
 

@@ -6,6 +6,7 @@ tokens of a window, not from the start: short answers come first, so early avera
 """
 
 import fcntl
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -193,17 +194,28 @@ class ProgressFile:
         self.part = state / "progress" / dataset / f"{shard}.json"
         self._rows: dict[Path, int] = {}
 
-    def write(self, figures: Figures) -> None:
-        """Replace both files. Cheap enough for every few seconds; may run in a thread."""
-        durable.write_json(self.part, {**figures.model_dump(), "updated": time.time()})
-        self.write_sum()
+    def write(self, figures: Figures, line_seconds: float = 0.0) -> "RunProgress | None":
+        """Replace both files. Cheap enough for every few seconds; may run in a thread.
 
-    def write_sum(self) -> None:
-        """Replace progress.json by the sum of all parts."""
+        Returns the whole run's figures to the one job whose turn it is to say them: when no job has
+        for `line_seconds`.
+        """
+        durable.write_json(self.part, {**figures.model_dump(), "updated": time.time()})
+        return self.write_sum(line_seconds)
+
+    def write_sum(self, line_seconds: float = 0.0) -> "RunProgress | None":
+        """Replace progress.json by the sum of all parts. Returns as `write` does."""
         # One job at a time: else a slower job could replace a newer sum, the run's last one too, by an older one.
-        with open(self.part.parents[1] / ".lock", "w") as lock:
+        # The lock file's own time says when the run was last spoken of.
+        with open(self.part.parents[1] / ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            durable.write_json(self.state.parent / "progress.json", self.gather().model_dump())
+            run = self.gather()
+            durable.write_json(self.state.parent / "progress.json", run.model_dump())
+            silent = run.updated - os.fstat(lock.fileno()).st_mtime
+            if run.status not in _LIVE or 0 <= silent < line_seconds:
+                return None
+            os.utime(lock.fileno())
+            return run
 
     def gather(self) -> RunProgress:
         """Add up the parts of all class-B datasets; shards that haven't begun count with their prompts."""

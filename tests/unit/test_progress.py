@@ -1,5 +1,6 @@
 """Progress: lines, rates of a window, an ETA that isn't fooled by short answers, one file for the run."""
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -151,6 +152,19 @@ def write(run, dataset, shard, figures, age=0.0):
         file.part.write_bytes(orjson.dumps(values))
         file.write_sum()
     return orjson.loads((root / "progress.json").read_bytes())
+
+
+def test_one_job_at_a_time_speaks_of_the_run(run):
+    root, config = run
+    first, second = (ProgressFile(root / "state", config, "a", shard) for shard in ("000", "001"))
+    running = Figures(total=5, completed=2, status="running")
+    first.write(running)
+    lock = root / "state" / "progress" / ".lock"
+    os.utime(lock, (lock.stat().st_mtime - 60, lock.stat().st_mtime - 60))
+    spoken = second.write(running, 30.0)
+    assert (spoken.total, spoken.completed) == (20, 4)
+    assert first.write(running, 30.0) is None
+    assert first.write(Figures(total=5, completed=5, status="done"), 0.0).status == "running"
 
 
 def test_shards_that_have_not_begun_count_with_their_prompts(run):

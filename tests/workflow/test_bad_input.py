@@ -13,7 +13,7 @@ def project(tmp_path_factory):
 
 
 def fails(project, config, *arguments):
-    project.configure(config)
+    project.configure({"lanes": {"short": {"max_tokens": 24, "concurrency": 8}}, **config})
     done = project.snakemake(*arguments, check=False)
     assert done.returncode != 0
     assert "Traceback" not in done.stdout
