@@ -36,7 +36,9 @@ def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequen
     ids = list(output_ids)
     while ids and ids[-1] in target.eos_ids:
         ids.pop()
-    tools = tuple(token for token in output_ids if token in target.tool_ids)
+    tools: tuple[int, ...] = ()
+    if not target.tool_ids.isdisjoint(output_ids):
+        tools = tuple(token for token in output_ids if token in target.tool_ids)
     if target.harmony is not None:
         return _split_harmony(target, ids, tools)
     closing = target.think_close_id

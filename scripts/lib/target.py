@@ -318,7 +318,8 @@ class PlainVocabulary:
         return compile_template(template, self.special_tokens | variables)
 
     def encode(self, text: str) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=False).ids
+        # Without the offsets that `encode` works out for every token: a quarter of its time.
+        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(ids, skip_special_tokens=False)
