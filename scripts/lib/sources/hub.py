@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import huggingface_hub
 import yaml
 from huggingface_hub import constants, errors
+from huggingface_hub.utils import disable_progress_bars
 
 from scripts.lib.errors import UserError
 from scripts.lib.sources.files import SourceFile
@@ -44,7 +45,7 @@ def hub_files(source: str, plan: Plan, where: str) -> list[SourceFile]:
     owner, name, *path = [*source.removeprefix("hf:").split("/", 2), ""][:3]
     if not owner or not name:
         raise UserError(f"{where}: {source}: a Hub dataset is written `hf:owner/name`")
-    huggingface_hub.utils.disable_progress_bars()
+    disable_progress_bars()
     repository = find_repository(f"{owner}/{name}", plan.revision, where)
     if path[0]:
         paths = fnmatch.filter(repository.files, path[0])
