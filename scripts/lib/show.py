@@ -105,7 +105,7 @@ def show(console: Console, samples: Iterator[Sample], target: Target, ids: bool)
     """Print samples; returns how many there were."""
     count = 0
     for sample in samples:
-        console.rule(Text(heading(sample)), align="left")
+        console.print(Text(f"── {heading(sample)}", style="bold"))
         console.print(
             token_table(sample, target) if ids else marked_text(sample, target, console.color_system is not None)
         )

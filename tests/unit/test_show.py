@@ -52,9 +52,9 @@ def test_rejects_are_shown_when_their_file_is_named(folder):
 
 def test_text_without_colours_has_marks(folder):
     out = io.StringIO()
-    console = Console(file=out, color_system=None, soft_wrap=True)
+    console = Console(file=out, color_system=None, soft_wrap=True, width=40)
     assert show(console, find_samples(folder, None, None, 0, 1), Letters(), ids=False) == 1
-    assert "4 tokens, 2 supervised" in out.getvalue()
+    assert "── aa · d · 4 tokens, 2 supervised · outcome ok · ids engine\n" in out.getvalue()
     assert "ab⟦cd⟧" in out.getvalue()
 
 
