@@ -103,7 +103,9 @@ def compile_template(template: str, variables: Mapping[str, Any]) -> Renderer:
 
     def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
         nonlocal compiled
-        compiled = compiled or _environment().from_string(template)
+        if compiled is None:
+            compiled = _environment().from_string(template)
+            compiled.globals = dict(compiled.globals)  # copied by every rendering: a dict, not a chain of them
         if tools is not None:
             for tool in tools:
                 if not isinstance(tool, dict):

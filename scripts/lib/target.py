@@ -109,6 +109,7 @@ class Target:
         self._walls = tuple(
             token.content for token in added if token.content in self.structural_texts and not token.rstrip
         )
+        self._encode_header = functools.lru_cache(maxsize=256)(self.encode)
         self._greedy = tuple(token.content for token in added if token.lstrip)
 
     def provenance(self) -> dict[str, Any]:
@@ -201,7 +202,10 @@ class Target:
         if left.endswith(self._walls) and not right.startswith(self._greedy):
             return True
         left, right = left[-_WINDOW:], right[:_WINDOW]
-        return self.encode(left + right) == self.encode(left) + self.encode(right)
+        start = max((left.rfind(wall) for wall in self._walls), default=-1)
+        if start > 0:
+            left = left[start:]  # mostly the header of a turn, the same every time
+        return self.encode(left + right) == self._encode_header(left) + self.encode(right)
 
     def split_output(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
         """Split what the engine sampled into thought and content, at ids, never by text (see `chat`)."""
