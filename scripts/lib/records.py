@@ -5,11 +5,14 @@ int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadat
 provenance as JSON under the key `drafter-corpus`.
 """
 
+import itertools
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +23,6 @@ from scripts.lib.errors import UserError
 PROVENANCE_KEY = b"drafter-corpus"
 ROWS_PER_GROUP = 1024
 _ROWS_PER_TABLE = 64  # divides ROWS_PER_GROUP
-_NESTED = ("messages", "turns")
 
 # Every prompt ends in exactly one of these (docs/architecture.md says what each means).
 OUTCOMES = (
@@ -218,6 +220,8 @@ REJECT_SCHEMA = _schema(
     ("detail", pa.string(), False),
 )
 
+_CODES = {pa.int8(): "b", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}  # of the array module
+
 SCHEMAS: dict[type, pa.Schema] = {
     Prompt: PROMPT_SCHEMA,
     Completion: COMPLETION_SCHEMA,
@@ -241,19 +245,19 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
     count = 0
     with durable.replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         # Python ints take 36 bytes, Arrow's 4: few rows wait as Python objects, the row group as tables.
-        rows_waiting: list[dict] = []
+        rows_waiting: list[Any] = []
         tables: list[pa.Table] = []
         for row in rows:
-            rows_waiting.append(to_dict(row))
+            rows_waiting.append(row)
             count += 1
             if len(rows_waiting) == _ROWS_PER_TABLE:
-                tables.append(pa.Table.from_pylist(rows_waiting, schema))
+                tables.append(_table(rows_waiting, schema))
                 rows_waiting.clear()
             if count % ROWS_PER_GROUP == 0:
                 writer.write_table(pa.concat_tables(tables).combine_chunks())
                 tables.clear()
         if rows_waiting:
-            tables.append(pa.Table.from_pylist(rows_waiting, schema))
+            tables.append(_table(rows_waiting, schema))
         if tables:
             writer.write_table(pa.concat_tables(tables).combine_chunks())
         if callable(provenance):
@@ -262,18 +266,50 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
     return count
 
 
-def to_dict(row: Any) -> dict:
-    """A record as a plain dict, nested records included.
+def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
+    """Records as a table.
 
-    Lists of ids are shared: `dataclasses.asdict` copies them id by id, which takes longer than writing them.
+    Built from buffers: the first time that pyarrow converts a Python value it imports pandas, where there is one, to see
+    whether the value is pandas'. That would cost every job a quarter of a second of CPU.
     """
-    plain = {}
-    for name in SCHEMAS[type(row)].names if type(row) in SCHEMAS else row.__slots__:
-        value = getattr(row, name)
-        if name in _NESTED:
-            value = [to_dict(record) for record in value]
-        plain[name] = value
-    return plain
+    columns = [_array([getattr(row, field.name) for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column of numbers, truth values, texts, lists or records, of which texts and lists may be None."""
+    if kind in _CODES:
+        return _numbers(kind, [values])
+    if pa.types.is_boolean(kind):
+        return pa.Array.from_buffers(kind, len(values), [None, _bits(values)])
+    if pa.types.is_struct(kind):
+        fields = [_array([getattr(record, field.name) for record in values], field.type) for field in kind]
+        return pa.Array.from_buffers(kind, len(values), [None], children=fields)
+    known = [value is not None for value in values]
+    validity = None if all(known) else _bits(known)
+    items: list[Any] = (
+        [value or () for value in values] if pa.types.is_list(kind) else [(v or "").encode() for v in values]
+    )
+    offsets = pa.py_buffer(array("i", itertools.accumulate(map(len, items), initial=0)))
+    if not pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, len(values), [validity, offsets, pa.py_buffer(b"".join(items))])
+    if kind.value_type in _CODES:
+        inner = _numbers(kind.value_type, items)
+    else:
+        inner = _array(list(itertools.chain.from_iterable(items)), kind.value_type)
+    return pa.Array.from_buffers(kind, len(values), [validity, offsets], children=[inner])
+
+
+def _numbers(kind: pa.DataType, lists: Iterable[Iterable]) -> pa.Array:
+    """The numbers of all lists, one after another."""
+    numbers = array(_CODES[kind])
+    for one in lists:
+        numbers.fromlist(one) if type(one) is list else numbers.extend(one)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _bits(flags: list[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.array(flags, bool), bitorder="little"))
 
 
 def open_parquet(path: Path | str) -> pq.ParquetFile:

@@ -1,6 +1,8 @@
 """What is written is what is read, for every record, and the schema is the same on both sides."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -84,3 +86,14 @@ def test_broken_files_are_named(tmp_path):
         list(read_rows(tmp_path / "a.parquet", Prompt))
     with pytest.raises(UserError, match="no such file"):
         list(read_rows(tmp_path / "absent", Prompt))
+
+
+def test_writing_imports_no_pandas(tmp_path):
+    """It would cost every job a quarter of a second."""
+    code = (
+        "import sys; from scripts.lib.records import *; "
+        "write_rows(sys.argv[1], Prompt, [Prompt('1', 'd', 's', 'k', [Message('user', 'x')])], {}); "
+        "list(read_rows(sys.argv[1], Prompt)); print('pandas' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
