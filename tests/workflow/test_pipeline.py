@@ -17,7 +17,8 @@ from tests.workflow.recording_proxy import recording
 pytestmark = pytest.mark.xdist_group("pipeline")
 
 
-@pytest.fixture(scope="module")
+# Of the session: tests of other modules may run between those of this one.
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory, engine):
     """A project after `merge_training`, with everything that passed between client and engine."""
     with recording(engine) as recorder:
