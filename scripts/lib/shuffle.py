@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 KEY = "__key"
@@ -32,8 +31,10 @@ def share_keys(ids: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
 
 def _keyed_hash(ids: pa.Array | pa.ChunkedArray, purpose: str) -> np.ndarray:
     # SipHash of the UTF-8 bytes, in C; 16 hex digits are the 16 bytes of its key.
+    from pandas.util import hash_array  # here: its import costs jobs that only name files a quarter of a second
+
     key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
-    return pd.util.hash_array(ids.to_numpy(zero_copy_only=False), hash_key=key, categorize=False)
+    return hash_array(ids.to_numpy(zero_copy_only=False), hash_key=key, categorize=False)
 
 
 def ahead(items: Iterator[Any]) -> Iterator[Any]:
