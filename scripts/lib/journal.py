@@ -27,6 +27,7 @@ HEADER = "header"
 # Space that is given up when the disk is full, so that what has already arrived can still be written.
 _RESERVE_BYTES = 8 << 20
 _RESERVE_SHARE = 0.05  # at most this part of what is free
+_PIECE = 1 << 14  # bytes that are read at once, more than most records have
 
 
 def lock_exclusively(path: Path, what: str, patience: float = 5.0) -> int:
@@ -212,9 +213,10 @@ class Journal:
 
     def read(self, offset: int) -> bytes:
         """JSON of the body of the record at `offset`."""
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            record = decode(file.readline())
+        line = b""
+        while not line.endswith(b"\n") and (piece := os.pread(self._file, _PIECE, offset + len(line))):
+            line += piece[: piece.find(b"\n") + 1] or piece
+        record = decode(line)
         if record is None:
             raise UserError(f"{self.path}: the record at byte {offset} was changed while the job ran")
         return record[1]

@@ -21,7 +21,7 @@ from scripts.lib.defects import Defect
 from scripts.lib.errors import UserError
 from scripts.lib.prompt_report import EXAMPLES, Tally, summary
 from scripts.lib.provenance import code_version
-from scripts.lib.records import Prompt, open_parquet, with_provenance, write_rows
+from scripts.lib.records import Prompt, column, open_parquet, with_provenance, write_rows
 from scripts.lib.selection import (
     Decontamination,
     NearDuplicates,
@@ -289,6 +289,7 @@ def _write(config: Config, name: str, candidates: Spool, output: Path, provenanc
     ):
         keys = candidates.keys()
         while rows := list(itertools.islice(keys, 10_000)):
-            columns = [[id for id, _ in rows], [key.hex() for _, key in rows]]
-            writer.write_table(pa.table(columns, schema))
+            values = [id for id, _ in rows], [key.hex() for _, key in rows]
+            columns = [column(one, field.type) for one, field in zip(values, schema)]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     return counts

@@ -269,21 +269,24 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
 def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
     """Records as a table.
 
-    Built from buffers: the first time that pyarrow converts a Python value it imports pandas, where there is one, to see
-    whether the value is pandas'. That would cost every job a quarter of a second of CPU.
+    Other than `Table.from_pylist` this imports no pandas (see `column`).
     """
-    columns = [_array([getattr(row, field.name) for row in rows], field.type) for field in schema]
+    columns = [column([getattr(row, field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """A column of numbers, truth values, texts, lists or records, of which texts and lists may be None."""
+def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column of numbers, truth values, texts, lists or records, of which texts and lists may be None.
+
+    Built from buffers: the first time that pyarrow converts a Python value it imports pandas, where there is one, to see
+    whether the value is pandas'. That would cost every job a quarter of a second of CPU.
+    """
     if kind in _CODES:
         return _numbers(kind, [values])
     if pa.types.is_boolean(kind):
         return pa.Array.from_buffers(kind, len(values), [None, _bits(values)])
     if pa.types.is_struct(kind):
-        fields = [_array([getattr(record, field.name) for record in values], field.type) for field in kind]
+        fields = [column([getattr(record, field.name) for record in values], field.type) for field in kind]
         return pa.Array.from_buffers(kind, len(values), [None], children=fields)
     known = [value is not None for value in values]
     validity = None if all(known) else _bits(known)
@@ -296,7 +299,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     if kind.value_type in _CODES:
         inner = _numbers(kind.value_type, items)
     else:
-        inner = _array(list(itertools.chain.from_iterable(items)), kind.value_type)
+        inner = column(list(itertools.chain.from_iterable(items)), kind.value_type)
     return pa.Array.from_buffers(kind, len(values), [validity, offsets], children=[inner])
 
 

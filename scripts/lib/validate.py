@@ -102,10 +102,11 @@ def _refused_rows(tokens: Path, refused: dict[int, tuple[str, str]]) -> Iterator
     first = 0
     with records.open_parquet(tokens) as file:
         for batch in file.iter_batches(batch_size=records.ROWS_PER_GROUP):
-            rows = [row for row in range(batch.num_rows) if first + row in refused]
-            for row, values in zip(rows, batch.take(rows).to_pylist()):
-                check, detail = refused[first + row]
-                yield records.from_dict(Reject, {**values, "check": check, "detail": detail})
+            for row in range(batch.num_rows):
+                if first + row in refused:
+                    check, detail = refused[first + row]
+                    (values,) = batch.slice(row, 1).to_pylist()
+                    yield records.from_dict(Reject, {**values, "check": check, "detail": detail})
             first += batch.num_rows
 
 
