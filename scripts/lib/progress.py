@@ -212,6 +212,8 @@ class ProgressFile:
             run = self.gather()
             durable.write_json(self.state.parent / "progress.json", run.model_dump())
             silent = run.updated - os.fstat(lock.fileno()).st_mtime
+            if run.status == "done":  # the last job to end says so
+                return run
             if run.status not in _LIVE or 0 <= silent < line_seconds:
                 return None
             os.utime(lock.fileno())

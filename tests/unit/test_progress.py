@@ -164,7 +164,17 @@ def test_one_job_at_a_time_speaks_of_the_run(run):
     spoken = second.write(running, 30.0)
     assert (spoken.total, spoken.completed) == (20, 4)
     assert first.write(running, 30.0) is None
-    assert first.write(Figures(total=5, completed=5, status="done"), 0.0).status == "running"
+    assert first.write(Figures(total=5, completed=5, status="done"), 30.0) is None
+
+
+def test_the_last_job_says_that_the_run_is_done(run):
+    root, config = run
+    spoken = [
+        ProgressFile(root / "state", config, dataset, shard).write(Figures(total=5, completed=5, status="done"), 1e9)
+        for dataset in ("a", "b")
+        for shard in ("000", "001")
+    ]
+    assert [run and run.status for run in spoken] == [None, None, None, "done"]
 
 
 def test_shards_that_have_not_begun_count_with_their_prompts(run):
