@@ -8,6 +8,7 @@ provenance as JSON under the key `drafter-corpus`.
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -315,14 +316,37 @@ def _bits(flags: list[bool]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(np.array(flags, bool), bitorder="little"))
 
 
-def open_parquet(path: Path | str) -> pq.ParquetFile:
-    """Open a Parquet file of ours. Raises UserError naming the file when it is missing or broken."""
+class _ParquetFile(pq.ParquetFile):
+    """A Parquet file whose damaged pages are an error of its user, too: the footer alone shows none of them."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        with _readable(path):
+            super().__init__(path)
+
+    def iter_batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatch]:
+        with _readable(self._path):
+            yield from super().iter_batches(*args, **kwargs)
+
+    def read_row_group(self, *args: Any, **kwargs: Any) -> pa.Table:
+        with _readable(self._path):
+            return super().read_row_group(*args, **kwargs)
+
+
+@contextmanager
+def _readable(path: Path | str) -> Iterator[None]:
     try:
-        return pq.ParquetFile(path)
+        yield
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({error}): delete it and run again") from None
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:  # the last: names of columns
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not a readable Parquet file ({reason}): delete it and run again") from None
+
+
+def open_parquet(path: Path | str) -> pq.ParquetFile:
+    """Open a Parquet file of ours. It and its reads raise UserError naming the file when it is missing or broken."""
+    return _ParquetFile(path)
 
 
 def read_rows(path: Path | str, kind: type) -> Iterator[Any]:

@@ -21,6 +21,7 @@ _HURRY_SECONDS = 0.05  # while nothing is ready, or in flight still grows
 _METRICS_SECONDS = 5.0  # external endpoints, whose load nobody publishes
 # Odd answers in a row (one token repeated, nothing) that call for a canary at once.
 _ODD_ANSWERS = 5
+_PATIENCE_SECONDS = 15.0  # without any endpoint, until that is said: a restart is no news
 
 
 class Supervisor:
@@ -58,7 +59,7 @@ class Supervisor:
     async def _follow(self) -> None:
         """The lease's endpoints, share and load; hangs; tests that are due."""
         begun = down_since = self.pool.clock()
-        announced = False
+        announced = complained = False
         while True:
             endpoints = await asyncio.to_thread(self.held.endpoints, _LOOK_SECONDS)
             for server in self.pool.update((endpoint.url, endpoint.incarnation) for endpoint in endpoints):
@@ -71,18 +72,26 @@ class Supervisor:
             self._start_tests()
             now = self.pool.clock()
             if self.pool.ready() or not endpoints:
-                down_since = now
+                down_since, complained = now, False
             elif now - down_since > self.config.transport.outage_seconds:
-                reasons = "; ".join(f"{server.url}: {server.reason}" for server in self.pool.servers.values())
                 raise UserError(
-                    f"no endpoint has worked for {now - down_since:.0f} s ({reasons}): run again when they do, "
-                    "nothing is lost"
+                    f"no endpoint has worked for {now - down_since:.0f} s ({self._reasons()}): run again when they "
+                    "do, nothing is lost"
+                )
+            elif now - down_since > _PATIENCE_SECONDS and not complained:
+                complained = True
+                self.say(
+                    f"no endpoint works ({self._reasons()}): tried again, for "
+                    f"{self.config.transport.outage_seconds:.0f} s at most (transport.outage_seconds)"
                 )
             if not announced and self.pool.ready():
                 announced = True
                 self.say(f"{len(self.pool.ready())} of {len(endpoints)} endpoints ready after {now - begun:.1f} s")
             self.pool.wake()
             await asyncio.sleep(_LOOK_SECONDS if self.pool.ready() else _HURRY_SECONDS)
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{server.url}: {server.reason or 'no answer yet'}" for server in self.pool.servers.values())
 
     def _start_tests(self) -> None:
         """Begin tests of endpoints that are not in use, and canaries of those that are."""

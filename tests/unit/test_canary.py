@@ -11,6 +11,7 @@ from scripts.lib.config import parse_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, EngineFacts, Failure, Reply
 from scripts.lib.errors import UserError
+from scripts.lib.fleet.lease import Endpoint
 from scripts.lib.pool import Pool
 from scripts.lib.supervision import Supervisor
 from tests import families
@@ -238,3 +239,25 @@ def test_at_the_end_unproven_answers_get_a_last_canary():
         assert house.server.unproven == {}
 
     asyncio.run(scenario())
+
+
+def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_gives_up():
+    house = House()
+    house.wire.down = Failure("wait", "can't connect")
+
+    class Held:
+        def endpoints(self, timeout):
+            house.clock.now += 1000  # seconds; transport.outage_seconds is 3600
+            return [Endpoint("http://u0", 0)]
+
+        def share(self, ceiling):
+            return ceiling
+
+        def metrics(self):
+            return {}
+
+    house.supervisor.held = Held()
+    with pytest.raises(UserError, match=r"no endpoint has worked for 4000 s \(http://u0: can't connect\)"):
+        asyncio.run(house.supervisor._follow())
+    assert len(house.lines) == 1
+    assert re.search(r"no endpoint works \(http://u0: .+\): tried again, for 3600 s at most", house.lines[0])

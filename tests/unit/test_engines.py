@@ -11,7 +11,7 @@ import pytest
 
 from scripts.lib.config import Sampling, parse_config
 from scripts.lib.engines import adapter_for
-from scripts.lib.engines.base import Answer, Failure, Reply, Request, retry_after
+from scripts.lib.engines.base import Answer, Failure, Reply, Request, excerpt, retry_after
 from scripts.lib.records import Message
 
 REPLIES = Path(__file__).parent / "replies"
@@ -223,3 +223,7 @@ def test_an_endpoint_that_tells_nothing_is_not_an_error(engine):
 )
 def test_pauses(headers, metadata, seconds):
     assert retry_after(headers, metadata, now=1_800_000_000.0) == seconds
+
+
+def test_excerpts_of_bodies_are_one_line_without_control_characters():
+    assert excerpt(b"<html>\r\n <b>\x1b[31mno\x07\xff") == "<html> <b>\ufffd[31mno\ufffd\ufffd"

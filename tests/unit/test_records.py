@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from scripts.lib.records import (
     Reject,
     Sample,
     Turn,
+    open_parquet,
     read_provenance,
     read_rows,
     write_rows,
@@ -78,6 +80,23 @@ def test_rows_are_written_in_groups(tmp_path):
     rows = (Prompt(str(i), "d", "f", "k") for i in range(2500))
     assert write_rows(tmp_path / "a", Prompt, rows, {}) == 2500
     assert pq.ParquetFile(tmp_path / "a").num_row_groups == 3
+
+
+@pytest.mark.parametrize("where", [b"prompt number", b"source_of_it"], ids=["a page", "the names of columns"])
+def test_files_that_are_damaged_inside_are_named_on_one_line(tmp_path, where):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"id": [f"prompt number {i}" for i in range(50)], "source_of_it": ["f"] * 50})
+    pq.write_table(table, path, compression="none", use_dictionary=False, store_schema=False)
+    damaged = path.read_bytes()
+    if where == b"source_of_it":  # stops being UTF-8
+        damaged = damaged.replace(where, b"\xff" * len(where))
+    else:  # the first text of the page gets another length
+        at = damaged.index(where) - 4
+        damaged = damaged[:at] + b"\xff" * 4 + damaged[at + 4 :]
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"a\.parquet: not a readable Parquet file \(.+\): delete it") as caught:
+        list(open_parquet(path).iter_batches())
+    assert "\n" not in str(caught.value)
 
 
 def test_broken_files_are_named(tmp_path):

@@ -160,9 +160,9 @@ def read_object(reply: Reply) -> dict | Failure:
 
 
 def excerpt(body: bytes | str, length: int = 200) -> str:
-    """The first characters of a body on one line, for messages."""
+    """The first characters of a body on one line, for messages: nothing in it steers a terminal."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
-    text = " ".join(text.split())
+    text = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
