@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,16 @@ def sglang_settings(sglang_environment: Path, model_folder: Path) -> dict:
             },
         },
     }
+
+
+@pytest.fixture(scope="session")
+def router_environment() -> Path:
+    """An environment with sglang-router, apart from SGLang's own."""
+    folder, lock = ENVIRONMENTS / "router", Path(__file__).with_name("router.txt")
+    done = folder / "router.txt"
+    if not done.exists() or done.read_text() != lock.read_text():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", lock]
+        subprocess.run(install, check=True)
+        done.write_text(lock.read_text())
+    return folder

@@ -1,0 +1,71 @@
+"""sglang-router as the one endpoint in front of two servers: ids exact, and a server may die."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from scripts.lib.fleet.server import free_port
+from tests.fault_server.answers import Answers
+from tests.generation import Run, prompts, servers
+
+pytestmark = pytest.mark.engines
+
+
+@contextlib.contextmanager
+def router(environment: Path, log: Path, workers: list[str]) -> Iterator[str]:
+    """A router in front of `workers`; yields its URL once it knows all of them."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [environment / "bin" / "python", "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
+    options = ["--port", str(port), "--prometheus-port", str(free_port()), "--policy", "round_robin"]
+    with open(log, "wb") as output:
+        process = subprocess.Popen([*command, *options, "--worker-urls", *workers], stdout=output, stderr=output)
+    try:
+        end = time.monotonic() + 60
+        while not ready(url, len(workers)):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ready(url: str, workers: int) -> bool:
+    with contextlib.suppress(requests.RequestException):
+        found = requests.get(f"{url}/workers", timeout=5)
+        known = found.json()["workers"] if found.ok else []
+        return sum(worker["is_healthy"] for worker in known) == workers
+    return False
+
+
+def test_ids_come_through_the_router(router_environment: Path, tmp_path: Path) -> None:
+    with (
+        servers(tmp_path, 2, Answers(21), dialect="sglang") as fleet,
+        router(router_environment, tmp_path / "router.log", [server.url for server in fleet]) as url,
+    ):
+        run = Run(tmp_path, prompts(40, turns=2), [url], kind="sglang", answers=Answers(21))
+        assert run.finish(120) == 0, run.log()
+        assert run.check().total() == 40
+        served = [server.served() for server in fleet]
+        assert all(len(lines) > 20 for lines in served)
+        # The seed of each turn reaches the server: the router keeps our sampling parameters.
+        sent = {turn.seed for row in run.completions() for turn in row.turns}
+        assert sent <= {line["seed"] for lines in served for line in lines}
+
+
+def test_a_server_behind_the_router_may_die(router_environment: Path, tmp_path: Path) -> None:
+    with (
+        servers(tmp_path, 2, Answers(22), dialect="sglang", die_after=[15, None]) as fleet,
+        router(router_environment, tmp_path / "router.log", [server.url for server in fleet]) as url,
+    ):
+        run = Run(tmp_path, prompts(80), [url], kind="sglang", concurrency=8, answers=Answers(22))
+        assert run.finish(120) == 0, run.log()
+        assert fleet[0].process.poll() is not None
+        assert run.check().total() == 80
