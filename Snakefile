@@ -18,7 +18,7 @@ shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.ba
 
 from scripts.lib import durable
 from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
-from scripts.lib.errors import UserError
+from scripts.lib.errors import UserError, explain
 from scripts.lib.server_environment import names as environment_names
 from scripts.lib.sources import evaluation_files, local_files
 
@@ -85,7 +85,10 @@ include: "rules/report.smk"
 
 
 onstart:
-    durable.write_json(CONFIG_FILE, CONFIG.model_dump(mode="json", by_alias=True))
+    try:
+        durable.write_json(CONFIG_FILE, CONFIG.model_dump(mode="json", by_alias=True))
+    except OSError as error:
+        raise WorkflowError(explain(error)) from None
     if CONFIG.upload.target:
         # Beside the run, never in its way: it ends by itself when this process has ended.
         shell(

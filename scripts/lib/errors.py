@@ -8,10 +8,19 @@ import sys
 from collections.abc import Callable
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_ACCESS = (errno.EROFS, errno.EACCES)
 
 
 class UserError(Exception):
     """Something the user can mend. The message is one line: what is wrong, where, what to do."""
+
+
+def explain(error: OSError) -> str:
+    """One line about a full disk, or a file or folder that this user may not use."""
+    where = error.filename or os.getcwd()
+    if error.errno in DISK_FULL:
+        return f"{where}: the disk is full: free some space and run again, nothing is lost"
+    return f"{where}: {os.strerror(error.errno).lower()}: make it accessible and run again, nothing is lost"
 
 
 def entry(main: Callable[..., None]) -> Callable[..., int]:
@@ -29,10 +38,9 @@ def entry(main: Callable[..., None]) -> Callable[..., int]:
             # complaining when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            if error.errno not in DISK_FULL + NO_ACCESS:
                 raise
-            where = error.filename or os.getcwd()
-            print(f"error: {where}: the disk is full: free some space and run again, nothing is lost", file=sys.stderr)
+            print(f"error: {explain(error)}", file=sys.stderr, flush=True)
             return 1
         except KeyboardInterrupt:
             return 128 + signal.SIGINT

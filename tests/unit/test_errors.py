@@ -28,6 +28,20 @@ def test_a_full_disk_is_one_line(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "says"), [(errno.EROFS, "read-only file system"), (errno.EACCES, "permission denied")]
+)
+def test_a_place_that_may_not_be_written_is_one_line(capsys, code, says):
+    @entry
+    def main(argv):
+        raise OSError(code, "as the system says it", "results/x.parquet")
+
+    assert main([]) == 1
+    assert capsys.readouterr().err == (
+        f"error: results/x.parquet: {says}: make it accessible and run again, nothing is lost\n"
+    )
+
+
 def test_other_errors_keep_their_traceback():
     @entry
     def main(argv):
