@@ -29,7 +29,9 @@ def main(argv: list[str] | None) -> None:
     target = load_target(arguments.target)
     samples = find_samples(arguments.path, arguments.dataset, arguments.id, arguments.skip, arguments.number)
     if not show(Console(highlight=False, soft_wrap=True), samples, target, arguments.ids):
-        raise UserError(f"{arguments.path}: no sample matches")
+        if arguments.dataset or arguments.id or arguments.skip:
+            raise UserError(f"{arguments.path}: no sample matches")
+        print(f"{arguments.path}: holds no samples")
 
 
 if __name__ == "__main__":
