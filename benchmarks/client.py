@@ -6,8 +6,9 @@
 The server (benchmarks.null_server, on another core) answers every request with the same ids after a fixed time, so
 that the asked number is really in flight. Contenders, each in a process of its own, in turns:
 
-- `raw`: an aiohttp loop: body to JSON, POST, read, JSON to Python. It keeps nothing
-- `raw, written`: the same, and each answer appended to a file as a JSON line
+- `raw`: an aiohttp loop over ready ids: body to JSON, POST, read, JSON to Python. It keeps nothing
+- `raw script`: the least that a script has to do for the same rows: it renders and tokenizes each prompt, asks,
+  turns the ids into text and appends a JSON line. No deadline, no retry, no checksum, no fsync
 - `ours`: `generate_completions` itself: prompts from Parquet, template, ids, deadlines, outcome, text, journal with
   checksums and fsync, progress; then the finished shard as Parquet, which is timed apart
 - `AsyncOpenAI`: the client that most scripts use, where the package `openai` is installed
@@ -28,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -37,7 +38,7 @@ import orjson
 from scripts.lib.answered import Answered
 from scripts.lib.completions import Shard, generate
 from scripts.lib.config import parse_config
-from scripts.lib.records import Message, Prompt, write_rows
+from scripts.lib.records import Message, Prompt, read_rows, write_rows
 from scripts.lib.target import load_target
 from scripts.lib.tokenizer_sources import prepare_target
 
@@ -120,33 +121,46 @@ def ours(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]
     return {"answering": (marks[0] - begun) / count, "finished shard": (end - marks[0]) / count}
 
 
-def raw(folder: Path, url: str, in_flight: int, count: int, written: bool = False) -> dict[str, float]:
-    from scripts.lib.records import read_rows
-
-    target = load_target(folder / "target")
-    prompts = [target.render(prompt.messages) for prompt in read_rows(folder / "prompts.parquet", Prompt)]
-    output = open(folder / "raw.jsonl", "wb") if written else None  # noqa: SIM115
+def raw(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]:
+    prompts = [load_target(folder / "target").render(prompt.messages) for prompt in read_prompts(folder)]
 
     async def ask(session: aiohttp.ClientSession, prompt_ids: list[int]) -> None:
-        body = orjson.dumps({"input_ids": prompt_ids, "sampling_params": {"max_new_tokens": 4096, "temperature": 0.7}})
-        async with session.post(f"{url}/generate", data=body, headers={"Content-Type": "application/json"}) as response:
-            answer = orjson.loads(await response.read())
-        if output:
-            output.write(orjson.dumps({"prompt_ids": prompt_ids, "output_ids": answer["output_ids"]}) + b"\n")
+        await post(session, url, prompt_ids)
 
+    return {"answering": raw_loop(in_flight, count, prompts, ask)}
+
+
+def raw_script(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]:
+    target, prompts = load_target(folder / "target"), list(read_prompts(folder))
+    with open(folder / "answers.jsonl", "wb") as output:
+
+        async def ask(session: aiohttp.ClientSession, prompt: Prompt) -> None:
+            prompt_ids = target.render(prompt.messages)
+            ids = (await post(session, url, prompt_ids))["output_ids"]
+            row = {"id": prompt.id, "prompt_ids": prompt_ids, "output_ids": ids, "text": target.decode(ids)}
+            output.write(orjson.dumps(row) + b"\n")
+
+        return {"answering": raw_loop(in_flight, count, prompts, ask)}
+
+
+def read_prompts(folder: Path) -> Iterator[Prompt]:
+    return read_rows(folder / "prompts.parquet", Prompt)
+
+
+async def post(session: aiohttp.ClientSession, url: str, prompt_ids: list[int]) -> dict:
+    body = orjson.dumps({"input_ids": prompt_ids, "sampling_params": {"max_new_tokens": 4096, "temperature": 0.7}})
+    async with session.post(f"{url}/generate", data=body, headers={"Content-Type": "application/json"}) as response:
+        return orjson.loads(await response.read())
+
+
+def raw_loop(in_flight: int, count: int, items: list, ask: Callable[..., Awaitable]) -> float:
     async def run() -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            await in_turn(in_flight, prompts, lambda prompt_ids: ask(session, prompt_ids))
+            await in_turn(in_flight, items, lambda item: ask(session, item))
 
     begun = cpu()
     asyncio.run(run())
-    if output:
-        output.close()
-    return {"answering": (cpu() - begun) / count}
-
-
-def raw_written(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]:
-    return raw(folder, url, in_flight, count, written=True)
+    return (cpu() - begun) / count
 
 
 def async_openai(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]:
@@ -179,7 +193,7 @@ async def in_turn(in_flight: int, items, ask: Callable[..., Awaitable]) -> None:
     await asyncio.gather(*(worker() for _ in range(in_flight)))
 
 
-CONTENDERS = {"raw": raw, "raw, written": raw_written, "ours": ours, "AsyncOpenAI": async_openai}
+CONTENDERS = {"raw": raw, "raw script": raw_script, "ours": ours, "AsyncOpenAI": async_openai}
 
 
 # --- the bench ----------------------------------------------------------------------------------
@@ -253,8 +267,8 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
     write_prompts(prompts, options.count)
     names = [name for name in CONTENDERS if name != "AsyncOpenAI" or importlib.util.find_spec("openai")]
     print(f"{options.count} completions of {options.tokens} tokens, median of {options.rounds} rounds\n")
-    print("| in flight | contender | CPU ms per completion | times raw | finished shard, ms | peak MB |")
-    print("|---|---|---|---|---|---|")
+    print("| in flight | contender | CPU ms per completion | times raw | times script | finished shard, ms | peak MB |")
+    print("|---|---|---|---|---|---|---|")
     for in_flight in options.in_flight:
         rounds: dict[str, list[dict]] = {name: [] for name in names}
         for _ in range(options.rounds):
@@ -264,13 +278,16 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
                 rounds[name].append(
                     measure(name, options.count, in_flight, options.tokens, prompts, folder / "target", delay)
                 )
-        base = statistics.median(result["answering"] for result in rounds["raw"])
+        base, script = (
+            statistics.median(result["answering"] for result in rounds[name]) for name in ("raw", "raw script")
+        )
         for name in names:
             answering = statistics.median(result["answering"] for result in rounds[name])
             finishing = statistics.median(result.get("finished shard", 0.0) for result in rounds[name])
             peak = statistics.median(result["peak_mb"] for result in rounds[name])
             print(
                 f"| {in_flight} | {name} | {answering * 1e3:.3f} | {answering / base:.2f} | "
+                f"{answering / script:.2f} | "
                 f"{f'{finishing * 1e3:.3f}' if finishing else ''} | {peak:.0f} |",
                 flush=True,
             )

@@ -3,6 +3,7 @@
 Pure rules, no IO: the stage sends what `next_request` returns and hands back what came.
 """
 
+import contextlib
 import hashlib
 import itertools
 import random
@@ -64,6 +65,12 @@ class Dialogue:
         self._serial = itertools.count()
 
     # --- asking ---
+
+    def render_ahead(self, works: list[Work]) -> None:
+        """Make the ids of each one's next prompt, where the template lets; where not, `next_request` says why."""
+        for work in works:
+            with contextlib.suppress(TemplateError):
+                work.prompt_ids = self.target.render(history(work.prompt.messages, work.turns), work.prompt.tools)
 
     def next_request(self, work: Work) -> Request | Step:
         """The request for the next turn; a `done` step when there can't be one."""

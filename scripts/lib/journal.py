@@ -26,7 +26,7 @@ from scripts.lib.errors import UserError
 HEADER = "header"
 # Space that is given up when the disk is full, so that what has already arrived can still be written.
 _RESERVE_BYTES = 8 << 20
-_RESERVE_SHARE = 0.05  # at most this part of what is free
+_RESERVE_SHARE = 0.25  # at most this part of what is free
 _PIECE = 1 << 14  # bytes that are read at once, more than most records have
 
 
