@@ -18,7 +18,7 @@ def test_kills_among_faults(tmp_path: Path) -> None:
             [server.url for server in fleet],
             kind="sglang",
             answers=answers,
-            config={"transport": {"attempts": 20}},
+            config={"transport": {"attempts": 20, "base_seconds": 1, "idle_seconds": 2}},
         )
         kill_and_resume(run, fleet, during=2, finishing=1, seed=5)
 
