@@ -165,8 +165,15 @@ class Run:
         self.output = self.folder / "completions" / DATASET / f"{SHARD}.parquet"
         self.state = self.folder / "state"
         self.journal = self.state / "journals" / DATASET / f"{SHARD}.journal"
-        write_rows(self.prompts, Prompt, self.rows, {"stage": "prompts"})
+        self.write_prompts(self.target.provenance())
         self.write_config()
+
+    def write_prompts(self, target: dict[str, Any]) -> None:
+        """Write the shard as stage 1 does for the target of this provenance."""
+        for row in self.rows:
+            row.prompt_ids = self.target.render(row.messages[:1])
+            row.prompt_tokens = len(row.prompt_ids)
+        write_rows(self.prompts, Prompt, self.rows, {"stage": "prompts", "target": target})
 
     def write_config(self) -> None:
         """Write the configuration that the next jobs read."""

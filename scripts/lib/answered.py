@@ -31,6 +31,7 @@ from scripts.lib.records import (
     Turn,
     from_dict,
     open_parquet,
+    read_columns,
     read_provenance,
     write_rows,
 )
@@ -166,17 +167,15 @@ class FinishedFile:
         self._groups: OrderedDict[int, list[dict]] = OrderedDict()
         if not path.exists():
             return
-        row, unpaid, order = 0, 0, hashlib.sha256()
+        unpaid, order = 0, hashlib.sha256()
         with open_parquet(path) as file:
             self.group_rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-            for batch in file.iter_batches(columns=["id", "outcome"]):
-                for id, outcome in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
-                    order.update(id.encode())
-                    if outcome == "over_budget":
-                        unpaid += 1
-                    else:
-                        self.index.add(id, row)
-                    row += 1
+        for row, (id, outcome) in enumerate(read_columns(path, ["id", "outcome"])):
+            order.update(id.encode())
+            if outcome == "over_budget":
+                unpaid += 1
+            else:
+                self.index.add(id, row)
         self.order = None if unpaid else order.hexdigest()
         recorded = read_provenance(path).get("totals", {})
         self.totals.input_tokens = recorded.get("input_tokens", 0)
@@ -203,9 +202,20 @@ class FinishedFile:
 class Answered:
     """All answers of one shard. The only writer of its journal while it lives."""
 
-    def __init__(self, state: Path, dataset: str, shard: str, identity: dict) -> None:
-        """Open the journal and the finished file; raises UserError when they are of other settings."""
-        self.dataset, self.identity = dataset, identity
+    def __init__(
+        self,
+        state: Path,
+        dataset: str,
+        shard: str,
+        identity: dict,
+        add_text: Callable[[Turn], None] = lambda turn: None,
+    ) -> None:
+        """Open the journal and the finished file; raises UserError when they are of other settings.
+
+        The journal holds what can't be had twice: ids, not the text that they say nor the prompt's messages.
+        `add_text` gives a turn its text for the finished file.
+        """
+        self.dataset, self.identity, self._add_text = dataset, identity, add_text
         self.finished_path = state / "completions" / dataset / f"{shard}.parquet"
         self.unused_path = state / "completions" / dataset / f"{shard}.unused.parquet"
         journal_path = state / "journals" / dataset / f"{shard}.journal"
@@ -272,12 +282,18 @@ class Answered:
         """The completion of a prompt, from wherever it lies."""
         offset = self.arrived.get(id)
         if offset is not None:
-            return from_dict(Completion, orjson.loads(self.journal.read(offset)))
+            return self._read_journal(offset)
         for file in (self.finished, self.unused):
             row = file.index.get(id)
             if row is not None:
                 return file.read(row)
         return None
+
+    def _read_journal(self, offset: int) -> Completion:
+        completion = from_dict(Completion, orjson.loads(self.journal.read(offset)))
+        for turn in completion.turns:
+            self._add_text(turn)
+        return completion
 
     def done(self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
         """Journal a terminal outcome."""
@@ -384,7 +400,7 @@ class Answered:
         Answers whose prompts came back stay in the file of unused ones as well, until all of them did.
         """
         sources = [
-            (self.arrived, lambda at: from_dict(Completion, orjson.loads(self.journal.read(at)))),
+            (self.arrived, self._read_journal),
             (self.finished.index, self.finished.read),
         ]
         if not any(index.missing_in(here) for index, _ in sources):
@@ -434,9 +450,7 @@ def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
 
 def prompt_ids(path: Path) -> Iterator[str]:
     """The ids of a prompt shard, in order."""
-    with open_parquet(path) as file:
-        for batch in file.iter_batches(columns=["id"]):
-            yield from batch.column(0).to_pylist()
+    return (id for (id,) in read_columns(path, ["id"]))
 
 
 def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
@@ -446,7 +460,10 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
     Python objects a row at a time, which would cost as much as half a request.
     """
     with open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=_PROMPT_COLUMNS):
+        # Shards of before this column was: their prompts are rendered when they are sent.
+        rendered = "prompt_ids" in file.schema_arrow.names
+        columns = _PROMPT_COLUMNS + ["prompt_ids"] * rendered
+        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
             ids = batch.column("id").to_pylist()
             keep = [row for row, id in enumerate(ids) if wanted(id)]
             if not keep:
@@ -460,7 +477,17 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
             )
             for row in keep:
                 own = messages[offsets[row] : offsets[row + 1]]
-                yield Prompt(ids[row], dataset[row], source[row], key[row], own, tools[row], tokens[row])
+                sent = batch.column("prompt_ids")[row].values if rendered else None
+                yield Prompt(
+                    ids[row],
+                    dataset[row],
+                    source[row],
+                    key[row],
+                    own,
+                    tools[row],
+                    tokens[row],
+                    None if sent is None else sent.to_numpy().tolist(),
+                )
 
 
 def link(source: Path, output: Path) -> None:

@@ -4,25 +4,108 @@ Everything is decided at ids. The same characters can come from a control token 
 letter, and only the ids tell which.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scripts.lib import turn_format
-from scripts.lib.records import Message
+from scripts.lib.records import Message, Turn
 
 if TYPE_CHECKING:
     from scripts.lib.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """What an assistant's output ids say, split by ids."""
+class Passage:
+    """Ids whose text is made when it is asked for: whoever only judges an answer seldom needs it."""
 
-    content: str  # text after the thought, without the stop token
-    reasoning: str | None  # text of the thought, without its tags; None when there was none
-    reasoning_closed: bool  # False when a thought was begun and its closing tag never came
-    tool_ids_seen: tuple[int, ...]  # ids that open tool calls, in order
+    target: "Target"
+    parts: Sequence[list[int]]  # decoded apart, joined by `glue`
+    glue: str = ""
+    trim: Callable[[str], str] = str
+
+    def text(self) -> str:
+        return self.trim(self.glue.join([self.target.decode(part) for part in self.parts]))
+
+    def blank(self) -> bool:
+        """Whether the text holds nothing but white space, mostly known from the first id."""
+        for part in self.parts:
+            for token in part:
+                text = self.target.decode((token,))
+                if "\ufffd" in text:  # a piece of a character: only all of them together tell
+                    return not self.text().strip()
+                if text.strip():
+                    return False
+        return True
+
+
+class Output:
+    """What an assistant's output says, split by ids.
+
+    Attributes:
+        content: text after the thought, without the stop token.
+        reasoning: text of the thought, without its tags; None when there was none.
+        reasoning_closed: False when a thought was begun and its closing tag never came.
+        tool_ids_seen: ids that open tool calls, in order.
+    """
+
+    __slots__ = ("_content", "_reasoning", "reasoning_closed", "tool_ids_seen")
+
+    def __init__(
+        self,
+        content: str | Passage,
+        reasoning: str | Passage | None,
+        reasoning_closed: bool,
+        tool_ids_seen: tuple[int, ...],
+    ) -> None:
+        self._content, self._reasoning = content, reasoning
+        self.reasoning_closed, self.tool_ids_seen = reasoning_closed, tool_ids_seen
+
+    @property
+    def content(self) -> str:
+        return self._content if isinstance(self._content, str) else self._content.text()
+
+    @property
+    def reasoning(self) -> str | None:
+        return self._reasoning.text() if isinstance(self._reasoning, Passage) else self._reasoning
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether there was a thought, be it an empty one."""
+        return self._reasoning is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the content is more than white space."""
+        return not _blank(self._content)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the thought is more than white space."""
+        return self._reasoning is not None and not _blank(self._reasoning)
+
+    def _all(self) -> tuple:
+        return self.content, self.reasoning, self.reasoning_closed, self.tool_ids_seen
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Output) and self._all() == other._all()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "Output({!r}, {!r}, {!r}, {!r})".format(*self._all())
+
+
+def _blank(text: str | Passage) -> bool:
+    return text.blank() if isinstance(text, Passage) else not text.strip()
+
+
+def _without_first_lines(text: str) -> str:
+    return text.lstrip("\n")
+
+
+def _without_outer_lines(text: str) -> str:
+    return text.strip("\n")
 
 
 def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
@@ -44,13 +127,20 @@ def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequen
     closing = target.think_close_id
     if closing in ids:
         cut = ids.index(closing)
-        thought = _after_opening(target, ids[:cut])
-        content = target.decode(ids[cut + 1 :]).lstrip("\n")
-        return Output(content, target.decode(thought).strip("\n"), True, tools)
+        thought = Passage(target, [_after_opening(target, ids[:cut])], trim=_without_outer_lines)
+        content = Passage(target, [ids[cut + 1 :]], trim=_without_first_lines)
+        return Output(content, thought, True, tools)
     if thinks_already(target, prompt_ids) or _opens(target, ids):
-        thought = _after_opening(target, ids)
-        return Output("", target.decode(thought).strip("\n"), False, tools)
-    return Output(target.decode(ids), None, True, tools)
+        thought = Passage(target, [_after_opening(target, ids)], trim=_without_outer_lines)
+        return Output("", thought, False, tools)
+    return Output(Passage(target, [ids]), None, True, tools)
+
+
+def add_text(target: "Target", turn: Turn) -> None:
+    """Give a turn the text that its ids say, where it has none yet."""
+    if turn.content is None:
+        output = split_output(target, turn.prompt_ids, turn.output_ids)
+        turn.content, turn.reasoning = output.content, output.reasoning
 
 
 def thinks_already(target: "Target", prompt_ids: Sequence[int]) -> bool:
@@ -83,15 +173,15 @@ def _split_harmony(target: "Target", ids: list[int], tools: tuple[int, ...]) -> 
     """
     marks = target.harmony
     assert marks is not None
-    thought: list[str] = []
-    content: list[str] = []
+    thought: list[list[int]] = []
+    content: list[list[int]] = []
     header: list[int] = []
     body: list[int] | None = None
 
     def finish() -> None:
         if body is not None:
             channel = target.decode(header).strip().split(" ")[0]
-            (content if channel == "final" else thought).append(target.decode(body))
+            (content if channel == "final" else thought).append(body)
 
     for token in ids:
         if token in (marks["start"], marks["channel"], marks["end"]):
@@ -105,7 +195,8 @@ def _split_harmony(target: "Target", ids: list[int], tools: tuple[int, ...]) -> 
             body.append(token)
     finish()
     begun = bool(thought) or bool(header)
-    return Output("".join(content), "\n".join(thought) if thought else None, bool(content) or not begun, tools)
+    reasoning = Passage(target, thought, glue="\n") if thought else None
+    return Output(Passage(target, content), reasoning, bool(content) or not begun, tools)
 
 
 def with_split_thought(target: "Target", message: Message) -> Message:

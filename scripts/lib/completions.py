@@ -7,6 +7,7 @@ it asks only for what is missing.
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -25,6 +26,7 @@ from scripts.lib.answered import Answered, prompt_ids, read_prompts, token_count
 from scripts.lib.backlog import Backlog, Work
 from scripts.lib.budget import Amount, Budget
 from scripts.lib.canary import Canary
+from scripts.lib.chat import add_text
 from scripts.lib.config import Config, stage_settings
 from scripts.lib.dialogue import Dialogue, Step
 from scripts.lib.engines import adapter_for
@@ -33,7 +35,7 @@ from scripts.lib.errors import DISK_FULL, UserError
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.pool import Pool, Server
 from scripts.lib.progress import Meter, ProgressFile, Status, duration, line
-from scripts.lib.provenance import code_version
+from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target, load_target
@@ -106,10 +108,20 @@ def generate(shard: Shard) -> None:
     if config.datasets[shard.dataset].data_class != "B":
         raise UserError(f"dataset {shard.dataset} is of class A: its conversations are kept, not answered")
     target = load_target(shard.target)
+    made_for = read_provenance(shard.prompts).get("target", target.provenance())
+    if made_for != target.provenance():
+        changed = "; ".join(differences(made_for, target.provenance()))
+        raise UserError(f"{shard.prompts} was made for another target ({changed}): delete it and run again")
     # The imported libraries are a million objects that live for ever: don't let the collector look through them.
     gc.collect()
     gc.freeze()
-    answered = Answered(shard.state, shard.dataset, shard.shard, identity(config, shard.dataset, target))
+    answered = Answered(
+        shard.state,
+        shard.dataset,
+        shard.shard,
+        identity(config, shard.dataset, target),
+        functools.partial(add_text, target),
+    )
     try:
         asyncio.run(Generation(shard, target, answered).run())
     except Stopped as stop:

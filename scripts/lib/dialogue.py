@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scripts.lib.backlog import Work
-from scripts.lib.chat import Output, reconstruct, reconstruction_flags
+from scripts.lib.chat import Output, add_text, reconstruct, reconstruction_flags
 from scripts.lib.config import Dataset, Sampling, Transport
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.outcomes import Verdict, judge
@@ -70,14 +70,19 @@ class Dialogue:
         """Make the ids of each one's next prompt, where the template lets; where not, `next_request` says why."""
         for work in works:
             with contextlib.suppress(TemplateError):
-                work.prompt_ids = self.target.render(history(work.prompt.messages, work.turns), work.prompt.tools)
+                work.prompt_ids = self._render(work)
+
+    def _render(self, work: Work) -> list[int]:
+        """Ids of the next prompt. The first one has come with them from stage 1. Raises TemplateError."""
+        if not work.turns and work.prompt.prompt_ids is not None:
+            return work.prompt.prompt_ids
+        return self.target.render(history(work.prompt.messages, work.turns), work.prompt.tools)
 
     def next_request(self, work: Work) -> Request | Step:
         """The request for the next turn; a `done` step when there can't be one."""
-        messages = history(work.prompt.messages, work.turns)
         if work.prompt_ids is None:
             try:
-                work.prompt_ids = self.target.render(messages, work.prompt.tools)
+                work.prompt_ids = self._render(work)
             except TemplateError as error:
                 return self._end(work, "template_error", str(error))
         prompt_ids, wanted = work.prompt_ids, self.max_tokens
@@ -98,7 +103,7 @@ class Dialogue:
             max_tokens=min(wanted, room),
             seed=seed_of(self.sampling.seed, work.prompt.id, len(work.turns), work.resamples + (work.part is not None)),
             sampling=self.sampling,
-            messages=messages,
+            messages=history(work.prompt.messages, work.turns),
             tools=work.prompt.tools,
             stop_ids=self._stop_ids,
         )
@@ -110,10 +115,11 @@ class Dialogue:
         assert work.prompt_ids is not None
         continuing = work.part is not None and self.dataset.truncation == "continue"
         before = work.part.output_ids if continuing and work.part else []
-        read = self._read_ids(request, answer, before)
+        read = self._read_ids(work.prompt_ids, request, answer, before)
         if isinstance(read, Failure):
             return read
         ids, output, appended = read
+        exact = answer.output_ids is not None
         verdict = judge(answer, ids, output, work.prompt.tools is not None, self.target.eos_ids)
         work.pauses = 0
         if verdict.again and work.resamples < RESAMPLES:
@@ -124,9 +130,10 @@ class Dialogue:
             prompt_ids=work.prompt_ids,
             output_ids=ids,
             finish_reason="length" if answer.finish_reason == "length" else "stop",
-            content=output.content,
-            reasoning=output.reasoning,
-            ids_origin="engine" if answer.output_ids is not None else "reconstructed",
+            # Text that stands in the ids is made when the next turn or the finished shard needs it.
+            content=None if exact else output.content,
+            reasoning=None if exact else output.reasoning,
+            ids_origin="engine" if exact else "reconstructed",
             eos_appended=appended,
             flags=verdict.flags,
             model=answer.model,
@@ -142,7 +149,7 @@ class Dialogue:
         return self._conclude(work, turn, verdict)
 
     def _read_ids(
-        self, request: Request, answer: Answer, before: list[int]
+        self, prompt_ids: list[int], request: Request, answer: Answer, before: list[int]
     ) -> tuple[list[int], Output, bool] | Failure:
         """(all ids of the turn, what they say, whether the stop token had to be added)."""
         target = self.target
@@ -163,7 +170,7 @@ class Dialogue:
             elif answer.finish_reason == "stop":
                 return Failure("retry", "stopped without a stop token: the last tokens were lost", most_attempts=2)
         ids = before + new if before else new
-        return ids, target.split_output(request.prompt_ids, ids), appended
+        return ids, target.split_output(prompt_ids, ids), appended
 
     def _read_text(self, request: Request, answer: Answer) -> tuple[list[int], Output, bool] | Failure:
         """Ids rebuilt from the text of an API that returns none."""
@@ -195,6 +202,7 @@ class Dialogue:
         if verdict.outcome == "ok" and more:
             work.part = work.prompt_ids = None
             work.resamples = 0
+            add_text(self.target, turn)
             return Step("turn", turn=turn)
         return self._end(work, verdict.outcome, verdict.reason)
 
@@ -235,7 +243,6 @@ class Dialogue:
                 outcome,
                 reason,
                 attempts=work.repeats + 1,
-                messages=work.prompt.messages,
                 turns=work.turns,
             ),
         )

@@ -60,14 +60,12 @@ def judge(answer: Answer, ids: Sequence[int], output: Output, tools_given: bool,
         return Verdict("content_filter", "the provider filtered the answer", flags, again=True)
     if not tools_given and (output.tool_ids_seen or answer.finish_reason == "tool_calls"):
         return Verdict("unexpected_tool_call", "the answer calls a tool though none were given", flags)
-    spoken = list(ids)
-    while spoken and spoken[-1] in eos_ids:
-        spoken.pop()
-    if not spoken or not (output.content.strip() or (output.reasoning or "").strip() or output.tool_ids_seen):
-        return Verdict(
-            "empty", "no tokens but the stop token" if not spoken else "nothing but blanks", flags, again=True
-        )
-    tail = repeating_tail(spoken)
+    end = len(ids)
+    while end and ids[end - 1] in eos_ids:
+        end -= 1
+    if not end or not (output.speaks or output.thinks or output.tool_ids_seen):
+        return Verdict("empty", "no tokens but the stop token" if not end else "nothing but blanks", flags, again=True)
+    tail = repeating_tail(ids[:end])
     if tail:
         if answer.finish_reason == "length":
             return Verdict("repetition", f"the last {tail[0] * tail[1]} ids repeat a pattern of {tail[0]}", flags)
@@ -77,11 +75,7 @@ def judge(answer: Answer, ids: Sequence[int], output: Output, tools_given: bool,
         if not output.reasoning_closed:
             return Verdict("reasoning_only", "the thought reached max_tokens", flags)
         return Verdict("length", "the answer reached max_tokens", flags)
-    if (
-        output.reasoning is not None
-        and (not output.reasoning_closed or not output.content.strip())
-        and not output.tool_ids_seen
-    ):
+    if output.has_reasoning and (not output.reasoning_closed or not output.speaks) and not output.tool_ids_seen:
         why = "the thought never closed" if not output.reasoning_closed else "nothing follows the thought"
         return Verdict("reasoning_only", why, flags)
     return Verdict("ok", None, flags)

@@ -183,15 +183,16 @@ def _choose(
                 fresh.append((id, candidate))
             else:
                 tally.drop(reason, candidate.source, id=id)
-        for (id, candidate), length in zip(fresh, _prompt_lengths(fresh, target)):
-            if isinstance(length, str):
-                tally.drop("template_error", candidate.source, length, id)
-            elif length > limit:
+        for (id, candidate), ids in zip(fresh, _first_prompts(fresh, target)):
+            if isinstance(ids, str):
+                tally.drop("template_error", candidate.source, ids, id)
+            elif (length := len(ids)) > limit:
                 tally.drop("prompt_too_long", candidate.source, f"{length} tokens, at most {limit}", id)
             elif near is not None and (other := near.add_or_find(id, prompt_texts(candidate.conversation.messages))):
                 tally.drop("near_duplicate", candidate.source, f"like {other}", id)
             else:
-                candidates.keep(shard_of(id, config.shards), tally.kept, candidate.number, id, length)
+                kept_ids = ids if dataset.data_class == "B" else None
+                candidates.keep(shard_of(id, config.shards), tally.kept, candidate.number, id, length, kept_ids)
                 tally.kept += 1
                 tally.tokens += length
                 tally.longest = max(tally.longest, length)
@@ -211,25 +212,25 @@ def _numbered(name: str, candidates: Iterator[Candidate]) -> Iterator[tuple[str,
         yield prompt_id(name, candidate.conversation, occurrence) if occurrence else candidate.id, candidate
 
 
-def _prompt_lengths(chosen: list[tuple[str, Candidate]], target: Target) -> list[int | str]:
-    """Tokens of each first prompt, or why the template refuses it."""
-    lengths: list[int | str] = []
+def _first_prompts(chosen: list[tuple[str, Candidate]], target: Target) -> list[list[int] | str]:
+    """Ids of each first prompt, or why the template refuses it."""
+    found: list[list[int] | str | None] = []
     texts: list[str] = []
     for _, candidate in chosen:
         conversation = candidate.conversation
         if conversation.input_ids is not None:
             mask = conversation.loss_mask or []
-            lengths.append(mask.index(1) if 1 in mask else len(mask))
+            found.append(conversation.input_ids[: mask.index(1)] if 1 in mask else conversation.input_ids)
             continue
         users = [index for index, message in enumerate(conversation.messages) if message.role == "user"]
         first = conversation.messages[: users[0] + 1]
         try:
             texts.append(target.render_text(first, conversation.tools))
-            lengths.append(-1)  # filled in below, by batch
+            found.append(None)  # filled in below, by batch
         except TemplateError as error:
-            lengths.append(str(error))
-    counted = iter(target.encode_batch(texts))
-    return [len(next(counted)) if length == -1 else length for length in lengths]
+            found.append(str(error))
+    encoded = iter(target.encode_batch(texts))
+    return [next(encoded) if one is None else one for one in found]
 
 
 def evaluation_texts(paths: Sequence[str]) -> Iterator[str]:
@@ -264,7 +265,7 @@ def _write(config: Config, name: str, candidates: Spool, output: Path, provenanc
     """Write all shards (also empty ones) and the keys. Returns the rows of each shard."""
 
     def prompts(shard: int) -> Iterator[Prompt]:
-        for id, tokens, candidate in candidates.shard(shard):
+        for id, tokens, ids, candidate in candidates.shard(shard):
             conversation = candidate.conversation
             yield Prompt(
                 id=id,
@@ -274,6 +275,7 @@ def _write(config: Config, name: str, candidates: Spool, output: Path, provenanc
                 messages=conversation.messages,
                 tools=conversation.tools,
                 prompt_tokens=tokens,
+                prompt_ids=ids,
                 input_ids=conversation.input_ids,
                 loss_mask=conversation.loss_mask,
             )

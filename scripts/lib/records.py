@@ -83,6 +83,7 @@ class Prompt:
     messages: list[Message] = field(default_factory=list)
     tools: str | None = None  # JSON text of the tool definitions
     prompt_tokens: int = 0  # of the first prompt, in the target's tokens
+    prompt_ids: list[int] | None = None  # of the first prompt, class B only: what is sent is what was counted
     input_ids: list[int] | None = None
     loss_mask: list[int] | None = None
 
@@ -94,7 +95,7 @@ class Turn:
     prompt_ids: list[int]
     output_ids: list[int]  # verbatim, the stop token included
     finish_reason: str  # stop | length
-    content: str  # text after the reasoning, decoded from the ids: for people and exports
+    content: str | None  # text after the reasoning: for people and exports. None until the ids are decoded
     reasoning: str | None = None
     ids_origin: str = "engine"  # engine | reconstructed
     eos_appended: bool = False  # the engine withheld the stop token that it reported as matched
@@ -191,6 +192,7 @@ PROMPT_SCHEMA = _schema(
     ("messages", _messages, False),
     ("tools", pa.string(), True),
     ("prompt_tokens", pa.int32(), False),
+    ("prompt_ids", _ids, True),
     ("input_ids", _ids, True),
     ("loss_mask", _mask, True),
 )
@@ -355,6 +357,13 @@ def read_rows(path: Path | str, kind: type) -> Iterator[Any]:
         for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
             for row in batch.to_pylist():
                 yield from_dict(kind, row)
+
+
+def read_columns(path: Path | str, names: list[str]) -> Iterator[tuple]:
+    """Yield the values of some columns, row by row, of a Parquet file of ours."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(columns=names):
+            yield from zip(*(batch.column(name).to_pylist() for name in names))
 
 
 def read_provenance(path: Path | str) -> dict:

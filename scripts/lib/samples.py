@@ -122,7 +122,7 @@ def tokenize_completions(
     Raises UserError when a prompt has no outcome or two, or an outcome has no prompt: nothing may be lost here.
     """
     settings = config.datasets[dataset]
-    tools = {prompt.id: prompt.tools for prompt in records.read_rows(prompts, Prompt)}
+    tools = dict(records.read_columns(prompts, ["id", "tools"]))
     counts = {"prompts": len(tools), "samples": 0}
     seen: set[str] = set()
 

@@ -5,6 +5,7 @@ A temporary SQLite file beside the output, without journal: it is removed afterw
 
 import contextlib
 import sqlite3
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class Spool:
             "PRAGMA cache_size=-65536",
             "CREATE TABLE candidate (ord BLOB, id TEXT, key BLOB, source TEXT, data BLOB)",
             "CREATE TABLE taken (key BLOB PRIMARY KEY, earlier INTEGER) WITHOUT ROWID",
-            "CREATE TABLE kept (shard INTEGER, place INTEGER, candidate INTEGER, id TEXT, tokens INTEGER)",
+            "CREATE TABLE kept (shard INTEGER, place INTEGER, candidate INTEGER, id TEXT, tokens INTEGER, ids BLOB)",
             "BEGIN",
         ):
             self.database.execute(statement)
@@ -87,19 +88,21 @@ class Spool:
         self.database.execute("INSERT INTO taken VALUES (?, 0)", (key,))
         return None
 
-    def keep(self, shard: int, place: int, candidate: int, id: str, tokens: int) -> None:
-        """Choose a candidate for a shard; `place` orders the rows inside."""
-        self.database.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", (shard, place, candidate, id, tokens))
+    def keep(self, shard: int, place: int, candidate: int, id: str, tokens: int, ids: list[int] | None) -> None:
+        """Choose a candidate for a shard; `place` orders the rows inside, `ids` are its prompt's, of `tokens`."""
+        blob = None if ids is None else array("i", ids).tobytes()
+        self.database.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?)", (shard, place, candidate, id, tokens, blob))
 
-    def shard(self, shard: int) -> Iterator[tuple[str, int, Candidate]]:
-        """(id, prompt tokens, candidate) of a shard's choice, in place."""
+    def shard(self, shard: int) -> Iterator[tuple[str, int, list[int] | None, Candidate]]:
+        """(id, prompt tokens, prompt ids, candidate) of a shard's choice, in place."""
         rows = self.database.execute(
-            "SELECT kept.id, tokens, candidate, key, source, data FROM kept JOIN candidate ON candidate.rowid = candidate"
+            "SELECT kept.id, tokens, ids, candidate, key, source, data FROM kept JOIN candidate ON candidate.rowid = candidate"
             " WHERE shard = ? ORDER BY place",
             (shard,),
         )
-        for id, tokens, number, key, source, data in rows:
-            yield id, tokens, Candidate(number, id, key, source, self._conversation(data))
+        for id, tokens, blob, number, key, source, data in rows:
+            ids = None if blob is None else array("i", blob).tolist()
+            yield id, tokens, ids, Candidate(number, id, key, source, self._conversation(data))
 
     def index_choice(self) -> None:
         """Call once after the last `keep`, before `shard`."""

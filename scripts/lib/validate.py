@@ -158,9 +158,7 @@ def _require(path: Path, things: str, ids: set[str], fault: str, shard: Shard) -
 
 
 def _ids(path: Path) -> Iterator[str]:
-    with records.open_parquet(path) as file:
-        for batch in file.iter_batches(columns=["id"]):
-            yield from batch.column("id").to_pylist()
+    return (id for (id,) in records.read_columns(path, ["id"]))
 
 
 def _outcomes(path: Path) -> Iterator[tuple[str, str, list[str]]]:

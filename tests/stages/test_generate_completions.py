@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import orjson
+import pyarrow.parquet as pq
 import pytest
 
 from scripts import generate_completions
@@ -120,6 +121,25 @@ def test_truncated_answers_get_more_room(policy, tmp_path, capfd):
                 ids = ids + rest
             assert turn.output_ids == ids
             assert row.outcome == ("ok" if finish == "stop" else "length")
+
+
+def test_prompts_of_another_target_are_refused(tmp_path, capfd):
+    with servers(tmp_path, 1, Answers(1), dialect="llamacpp") as fleet:
+        run = Run(tmp_path, prompts(3), [fleet[0].url])
+        run.write_prompts({**run.target.provenance(), "template_hash": "of another"})
+        code, said = here(run, capfd)
+        assert code == 1
+        assert f"{run.prompts} was made for another target (template_hash: 'of another' -> " in said
+        assert not fleet[0].served()
+
+
+def test_prompts_of_before_they_held_their_ids(tmp_path, capfd):
+    with servers(tmp_path, 1, Answers(1), dialect="llamacpp") as fleet:
+        run = Run(tmp_path, prompts(3), [fleet[0].url], answers=Answers(1))
+        pq.write_table(pq.read_table(run.prompts).drop_columns(["prompt_ids"]), run.prompts)
+        code, said = here(run, capfd)
+        assert code == 0, said
+        assert run.check() == {"ok": 3}
 
 
 def test_a_broken_engine_gets_no_prompts(tmp_path, capfd):

@@ -100,7 +100,8 @@ def test_rows_become_prompts_in_their_shards(run, target):
         assert provenance["settings"]["shards"] == SHARDS
     (chat,) = (prompt for prompt in prompts if prompt.source.endswith("a.jsonl.gz:1"))
     assert [(m.role, m.content) for m in chat.messages] == [("system", "Be brief."), ("user", "Hi"), ("user", "Bye")]
-    assert chat.prompt_tokens == len(load_target(target).render(chat.messages[:2]))
+    assert chat.prompt_ids == load_target(target).render(chat.messages[:2])
+    assert chat.prompt_tokens == len(chat.prompt_ids)
     assert chat.key == prompt_key(Conversation(chat.messages)).hex()
     keys = pq.read_table(run.output("a") / "keys.parquet").to_pylist()
     assert {(row["id"], row["key"]) for row in keys} == {(prompt.id, prompt.key) for prompt in prompts}
@@ -260,6 +261,7 @@ def test_conversations_and_tokens_of_class_a(run):
     chat, tokens = sorted(run.prompts(), key=lambda prompt: prompt.source)
     assert (chat.messages[1].reasoning, chat.messages[1].content) == ("r", "a")
     assert (tokens.input_ids, tokens.loss_mask, tokens.messages, tokens.prompt_tokens) == ([5, 6, 7], [0, 1, 1], [], 1)
+    assert tokens.prompt_ids is None
 
 
 @pytest.mark.parametrize(

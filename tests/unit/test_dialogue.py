@@ -5,6 +5,7 @@ import random
 import pytest
 
 from scripts.lib.backlog import Work
+from scripts.lib.chat import add_text
 from scripts.lib.config import Dataset, Sampling, Transport
 from scripts.lib.dialogue import RESAMPLES, Dialogue, Step, backoff, history, seed_of
 from scripts.lib.engines.base import Answer, Failure, Request
@@ -47,6 +48,12 @@ def take(dialogue: Dialogue, one: Work, answer: Answer) -> Step:
     return step
 
 
+def text_of(turn: Turn) -> tuple[str, str | None]:
+    """(content, thought) as the finished shard will have them."""
+    add_text(KIMI, turn)
+    return turn.content, turn.reasoning
+
+
 def test_a_single_turn():
     dialogue, one = rules(), work()
     request = dialogue.next_request(one)
@@ -57,7 +64,7 @@ def test_a_single_turn():
     answer = said("Hm.</think>Because.")
     step = dialogue.answered(one, request, answer, "http://u0", 1.5)
     turn = step.completion.turns[0]
-    assert (step.completion.outcome, turn.content, turn.reasoning) == ("ok", "Because.", "Hm.")
+    assert (step.completion.outcome, text_of(turn)) == ("ok", ("Because.", "Hm."))
     assert turn.output_ids == answer.output_ids
     assert (turn.endpoint, turn.seconds, turn.seed, turn.ids_origin) == ("http://u0", 1.5, request.seed, "engine")
 
@@ -80,7 +87,7 @@ def test_turns_are_answered_in_order_each_on_the_history_that_the_template_rende
     assert request.prompt_ids == KIMI.render(messages)
     step = take(dialogue, one, said("Hm.</think>Three."))
     assert step.kind == "done"
-    assert [turn.content for turn in step.completion.turns] == ["One.", "Two.", "Three."]
+    assert [text_of(turn) for turn in step.completion.turns] == [("One.", "Hm."), ("Two.", "Hm."), ("Three.", "Hm.")]
     assert step.completion.attempts == 1
 
 
@@ -129,7 +136,15 @@ def test_continue_asks_for_the_rest_by_ids():
     assert step.completion.outcome == "ok"
     assert turn.prompt_ids == prompt_ids
     assert turn.output_ids == part.output_ids + rest
-    assert (turn.content, turn.seconds) == ("One and two.", 2.5)
+    assert (text_of(turn), turn.seconds) == (("One and two.", "Hm."), 2.5)
+
+
+def test_a_continued_thought_stays_a_thought():
+    dialogue, one = rules(max_tokens=8, truncation="continue", truncation_max_tokens=50), work()
+    assert take(dialogue, one, said("Hm, that is", finish="length")).kind == "part"
+    step = take(dialogue, one, said(" not so", finish="length"))
+    assert step.completion.outcome == "reasoning_only"
+    assert text_of(step.completion.turns[0]) == ("", "Hm, that is not so")
 
 
 def test_continue_goes_on_after_a_restart():
@@ -147,7 +162,7 @@ def test_retry_asks_once_more_with_more_room():
     assert request.prompt_ids == KIMI.render(one.prompt.messages)
     step = take(dialogue, one, said("Hm.</think>One and two and", finish="length"))
     assert (step.kind, step.completion.outcome) == ("done", "length")
-    assert step.completion.turns[0].content == "One and two and"
+    assert text_of(step.completion.turns[0]) == ("One and two and", "Hm.")
 
 
 def test_a_loop_is_not_given_more_room():
