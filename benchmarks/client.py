@@ -39,7 +39,7 @@ from scripts.lib.answered import Answered
 from scripts.lib.completions import Shard, generate
 from scripts.lib.config import parse_config
 from scripts.lib.records import Message, Prompt, read_rows, write_rows
-from scripts.lib.target import load_target
+from scripts.lib.target import Target, load_target
 from scripts.lib.tokenizer_sources import prepare_target
 
 WORDS = [
@@ -82,15 +82,18 @@ def config(url: str, in_flight: int):
     )
 
 
-def write_prompts(path: Path, count: int) -> None:
+def write_prompts(path: Path, count: int, target: Target) -> None:
+    """A shard as stage 1 writes it."""
     dice = random.Random(0)
 
     def rows():
         for row in range(count):
             id = hashlib.sha256(str(row).encode()).hexdigest()[:32]
-            yield Prompt(id, "chat", f"x:{row}", id, [Message("user", " ".join(dice.choices(WORDS, k=PROMPT_WORDS)))])
+            messages = [Message("user", " ".join(dice.choices(WORDS, k=PROMPT_WORDS)))]
+            ids = target.render(messages)
+            yield Prompt(id, "chat", f"x:{row}", id, messages, prompt_tokens=len(ids), prompt_ids=ids)
 
-    write_rows(path, Prompt, rows(), {"stage": "prompts"})
+    write_rows(path, Prompt, rows(), {"stage": "prompts", "target": target.provenance()})
 
 
 # --- contenders: each returns CPU seconds per completion, by part ---------------------------------
@@ -122,7 +125,7 @@ def ours(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]
 
 
 def raw(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]:
-    prompts = [load_target(folder / "target").render(prompt.messages) for prompt in read_prompts(folder)]
+    prompts = [prompt.prompt_ids for prompt in read_prompts(folder)]
 
     async def ask(session: aiohttp.ClientSession, prompt_ids: list[int]) -> None:
         await post(session, url, prompt_ids)
@@ -264,7 +267,7 @@ def main() -> None:
 
 def speed(options: argparse.Namespace, folder: Path) -> None:
     prompts = folder / "prompts.parquet"
-    write_prompts(prompts, options.count)
+    write_prompts(prompts, options.count, load_target(folder / "target"))
     names = [name for name in CONTENDERS if name != "AsyncOpenAI" or importlib.util.find_spec("openai")]
     print(f"{options.count} completions of {options.tokens} tokens, median of {options.rounds} rounds\n")
     print("| in flight | contender | CPU ms per completion | times raw | times script | finished shard, ms | peak MB |")
@@ -297,7 +300,7 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
     print("| prompts | peak MB |\n|---|---|")
     for count in (10_000, 50_000, 200_000):
         prompts = folder / f"prompts-{count}.parquet"
-        write_prompts(prompts, count)
+        write_prompts(prompts, count, load_target(folder / "target"))
         result = measure("ours", count, 128, 64, prompts, folder / "target", 0.0)
         print(f"| {count:,} | {result['peak_mb']:.0f} |", flush=True)
 

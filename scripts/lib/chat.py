@@ -116,16 +116,17 @@ def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequen
     of a truncated thought becomes content. Line breaks between tag and text belong to the template, which renders
     its own, so they are not part of the texts.
     """
-    ids = list(output_ids)
-    while ids and ids[-1] in target.eos_ids:
-        ids.pop()
+    end = len(output_ids)
+    while end and output_ids[end - 1] in target.eos_ids:
+        end -= 1
+    ids = list(output_ids[:end])
     tools: tuple[int, ...] = ()
     if not target.tool_ids.isdisjoint(output_ids):
         tools = tuple(token for token in output_ids if token in target.tool_ids)
     if target.harmony is not None:
         return _split_harmony(target, ids, tools)
     closing = target.think_close_id
-    if closing in ids:
+    if closing is not None and closing in ids:
         cut = ids.index(closing)
         thought = Passage(target, [_after_opening(target, ids[:cut])], trim=_without_outer_lines)
         content = Passage(target, [ids[cut + 1 :]], trim=_without_first_lines)
@@ -157,7 +158,7 @@ def thinks_already(target: "Target", prompt_ids: Sequence[int]) -> bool:
 
 def _opens(target: "Target", ids: list[int]) -> bool:
     """Whether the output itself begins with the opening tag, blanks aside."""
-    if target.think_open_id not in ids:
+    if target.think_open_id is None or target.think_open_id not in ids:
         return False
     return not target.decode(ids[: ids.index(target.think_open_id)]).strip()
 

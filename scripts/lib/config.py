@@ -9,6 +9,7 @@ stages that read them: see `stage_settings`.
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import orjson
 import yaml
@@ -155,6 +156,28 @@ class Engine(Section):
         0.0, ge=0, description="US dollars per million output tokens, where the API tells no cost."
     )
     launch: Launch = Field(default_factory=Launch, json_schema_extra=OPERATIONAL)
+
+    @field_validator("endpoints")
+    @classmethod
+    def _urls(cls, endpoints: list[str]) -> list[str]:
+        for url in endpoints:
+            if not _is_base_url(url):
+                raise ValueError(f"`{url}` is not the base URL of a server, such as http://10.0.0.5:30000")
+        return endpoints
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0  # reading it raises ValueError where it is no number or too large
+            and not (parts.query or parts.fragment)
+            and not re.search(r"[\s\x00-\x1f]", text)
+        )
+    except ValueError:
+        return False
 
 
 class Transport(Section):

@@ -1,7 +1,11 @@
-"""Moves bytes between adapters and endpoints: one pooled session, and what each way of failing means."""
+"""Moves bytes between adapters and endpoints: what each way of failing means.
+
+Servers of our own (`http://`) are reached by `connections`; hosted APIs, with TLS and proxies, by one aiohttp session.
+"""
 
 import asyncio
 import contextlib
+import errno
 import resource
 import time
 from collections.abc import Mapping
@@ -9,13 +13,10 @@ from types import TracebackType
 
 import aiohttp
 
-from scripts.lib.engines.base import Call, Failure, Reply
+from scripts.lib.connections import CONNECT_SECONDS, KEEPALIVE_SECONDS, Broken, Connections, Unreachable
+from scripts.lib.engines.base import Call, Failure, Kind, Reply
 from scripts.lib.errors import UserError
 
-# Below the 5 s after which uvicorn (SGLang, vLLM) and llama.cpp close an idle connection: reusing one
-# that the server is just closing costs a request (aiohttp issues 850, 3609, 9138).
-_KEEPALIVE_SECONDS = 4.0
-_CONNECT_SECONDS = 30.0
 # A connection that breaks sooner than this after the send was stale; later, the server broke it off.
 _STALE_SECONDS = 1.0
 
@@ -34,19 +35,20 @@ def require_descriptors(concurrency: int) -> None:
 
 
 class Transport:
-    """One aiohttp session for all endpoints. An async context manager."""
+    """The connections to all endpoints. An async context manager."""
 
     def __init__(self, headers: Mapping[str, str] | None = None, *, through_proxy: bool = False) -> None:
         """`headers` go with every call (authorization); `through_proxy` obeys HTTPS_PROXY of the environment."""
         self._headers = dict(headers or {})
         self._through_proxy = through_proxy
         self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(self._headers)
 
     async def __aenter__(self) -> "Transport":
         self._session = aiohttp.ClientSession(
             # No limit here: the pool bounds the requests in flight, and a hidden limit of 100 would cap them.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=300),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             headers=self._headers,
             trust_env=self._through_proxy,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -58,6 +60,7 @@ class Transport:
     ) -> None:
         assert self._session is not None
         await self._session.close()
+        await self._connections.close()
 
     async def call(
         self, url: str, call: Call, deadline: asyncio.Timeout | None = None, seconds: float = 60.0
@@ -67,27 +70,25 @@ class Transport:
         `deadline` is an own asyncio timeout, which others may reschedule to break the call off;
         without one the call may take `seconds`.
         """
-        assert self._session is not None
         begun = time.monotonic()
+        plain = url.startswith("http://") and "@" not in url and not self._through_proxy
         try:
-            async with (
-                deadline or asyncio.timeout(seconds),
-                self._session.request(
-                    call.method, url + call.path, data=call.body, headers=call.headers, allow_redirects=False
-                ) as response,
-            ):
-                body = await response.read()
-                return Reply(response.status, response.headers, body)
+            async with deadline or asyncio.timeout(seconds):
+                return await (self._connections.exchange(url, call) if plain else self._request(url, call))
         except TimeoutError:
             return Failure("retry", f"no answer within {time.monotonic() - begun:.0f} s", billed=True)
+        except Unreachable as error:
+            return _no_connection(error.error)
+        except Broken as error:
+            if error.answered:
+                return Failure("retry", str(error), billed=True)
+            return self._broken(begun, str(error))
         except aiohttp.ClientConnectorCertificateError as error:
             return Failure("fatal", f"{url}: certificate refused: {error.certificate_error}")
         except aiohttp.InvalidURL:
             return Failure("fatal", f"`{url}` is not a URL")
         except aiohttp.ClientConnectorError as error:
-            # errno 99: all local ports are in TIME_WAIT; the server is well.
-            kind = "throttle" if error.os_error.errno == 99 else "wait"
-            return Failure(kind, f"can't connect: {error.os_error.strerror or error.os_error}")
+            return _no_connection(error.os_error)
         except aiohttp.ServerDisconnectedError:
             return self._broken(begun, "the server closed the connection without an answer")
         except aiohttp.ClientPayloadError as error:
@@ -96,6 +97,13 @@ class Transport:
             return self._broken(begun, f"the connection broke: {_first_line(error)}")
         except aiohttp.ClientError as error:
             return Failure("retry", f"{type(error).__name__}: {_first_line(error)}", billed=True)
+
+    async def _request(self, url: str, call: Call) -> Reply:
+        assert self._session is not None
+        async with self._session.request(
+            call.method, url + call.path, data=call.body, headers=call.headers, allow_redirects=False
+        ) as response:
+            return Reply(response.status, response.headers, await response.read())
 
     def _broken(self, begun: float, reason: str) -> Failure:
         if time.monotonic() - begun < _STALE_SECONDS:
@@ -107,6 +115,12 @@ class Transport:
         if call is not None:
             with contextlib.suppress(Exception):
                 await self.call(url, call, seconds=2.0)
+
+
+def _no_connection(error: OSError) -> Failure:
+    # All local ports are in TIME_WAIT: the server is well.
+    kind: Kind = "throttle" if error.errno == errno.EADDRNOTAVAIL else "wait"
+    return Failure(kind, f"can't connect: {error.strerror or _first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

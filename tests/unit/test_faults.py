@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scripts.lib.backlog import Work
+from scripts.lib.chat import add_text
 from scripts.lib.config import Config, parse_config
 from scripts.lib.dialogue import Dialogue, Step
 from scripts.lib.engines import adapter_for
@@ -303,6 +304,7 @@ def test_reasoning_only_from_ids_keeps_the_thought_and_no_content() -> None:
     assert step.completion is not None
     assert step.completion.outcome == "reasoning_only"
     turn = step.completion.turns[0]
+    add_text(conversation.dialogue.target, turn)
     assert turn.content == ""
     assert turn.reasoning
     assert THOUGHT.startswith(turn.reasoning)

@@ -37,9 +37,9 @@ async def serving(application: web.Application) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def fault_server(fault: str | None, rate: float = 1.0) -> AsyncIterator[tuple[FaultServer, str, Transport]]:
-    server = FaultServer(Settings("t", faults={fault: rate} if fault else {}))
-    async with serving(server.application()) as url, Transport() as transport:
+async def fault_server(fault: str, hosted: bool = False) -> AsyncIterator[tuple[FaultServer, str, Transport]]:
+    server = FaultServer(Settings("t", faults={fault: 1.0}))
+    async with serving(server.application()) as url, Transport(through_proxy=hosted) as transport:
         yield server, url, transport
 
 
@@ -52,11 +52,16 @@ async def ask(transport: Transport, url: str, deadline: asyncio.Timeout | None =
     return reply if isinstance(reply, Failure) else ADAPTER.read(REQUEST, reply, 0.0)
 
 
-def test_stale_connection_costs_nothing() -> None:
+# Our own servers are reached by our own connections, hosted APIs by aiohttp: the same faults mean the same.
+both_ways = pytest.mark.parametrize("hosted", [False, True], ids=["own", "hosted"])
+
+
+@both_ways
+def test_stale_connection_costs_nothing(hosted: bool) -> None:
     """A server that closes a kept connection just as it is reused: at once again, not an attempt."""
 
     async def test() -> None:
-        async with fault_server("disconnect_idle") as (_, url, transport):
+        async with fault_server("disconnect_idle", hosted) as (_, url, transport):
             first = await ask(transport, url)
             second = await ask(transport, url)  # on the connection of the first
             third = await ask(transport, url)  # on a fresh one
@@ -68,12 +73,13 @@ def test_stale_connection_costs_nothing() -> None:
     run(test)
 
 
+@both_ways
 @pytest.mark.parametrize("fault", ["reset_midbody", "short_content_length"])
-def test_half_a_reply_is_no_answer(fault: str) -> None:
+def test_half_a_reply_is_no_answer(fault: str, hosted: bool) -> None:
     """Headers say 200, the body breaks off: no part of it is used, and it may have been paid for."""
 
     async def test() -> None:
-        async with fault_server(fault) as (_, url, transport):
+        async with fault_server(fault, hosted) as (_, url, transport):
             failure = await ask(transport, url)
         assert isinstance(failure, Failure)
         assert failure.kind == "retry"
@@ -82,11 +88,12 @@ def test_half_a_reply_is_no_answer(fault: str) -> None:
     run(test)
 
 
-def test_characters_split_over_chunks() -> None:
+@both_ways
+def test_characters_split_over_chunks(hosted: bool) -> None:
     """Chunks that end inside a character make the same body."""
 
     async def test() -> None:
-        async with fault_server("sse_split_utf8") as (_, url, transport):
+        async with fault_server("sse_split_utf8", hosted) as (_, url, transport):
             reply = await transport.call(url, ADAPTER.request(REQUEST))
         assert isinstance(reply, Reply)
         assert "naïve 漢字 🙂" in reply.json()["text"]
@@ -94,12 +101,13 @@ def test_characters_split_over_chunks() -> None:
     run(test)
 
 
+@both_ways
 @pytest.mark.parametrize("fault", ["silent_stall", "timeout_ghost"])
-def test_silence_ends_at_the_deadline(fault: str) -> None:
+def test_silence_ends_at_the_deadline(fault: str, hosted: bool) -> None:
     """No header ever: the deadline ends the call, and the pool can bring the deadline forward."""
 
     async def test() -> None:
-        async with fault_server(fault) as (server, url, transport):
+        async with fault_server(fault, hosted) as (server, url, transport):
             deadline = asyncio.timeout(3600)
             call = asyncio.create_task(ask(transport, url, deadline))
             while not server.injected:
@@ -283,22 +291,30 @@ def test_connections_are_reused() -> None:
 
 def test_no_local_port_is_not_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        async def refuse(*_: object, **__: object) -> None:
-            key = aiohttp.client_reqrep.ConnectionKey("s", 80, False, True, None, None, None)
-            raise aiohttp.ClientConnectorError(key, OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
+        error = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
-        monkeypatch.setattr(aiohttp.TCPConnector, "connect", refuse)
-        async with Transport() as transport:
-            failure = await ask(transport, "http://127.0.0.1:1")
-        assert isinstance(failure, Failure)
-        assert failure.kind == "throttle"
+        async def refuse_session(*_: object, **__: object) -> None:
+            key = aiohttp.client_reqrep.ConnectionKey("s", 80, False, True, None, None, None)
+            raise aiohttp.ClientConnectorError(key, error)
+
+        async def refuse(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(aiohttp.TCPConnector, "connect", refuse_session)
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+        for through_proxy in (False, True):
+            async with Transport(through_proxy=through_proxy) as transport:
+                failure = await ask(transport, "http://127.0.0.1:1")
+            assert isinstance(failure, Failure)
+            assert failure.kind == "throttle"
 
     run(test)
 
 
-def test_refused_connection_takes_the_endpoint_out() -> None:
+@both_ways
+def test_refused_connection_takes_the_endpoint_out(hosted: bool) -> None:
     async def test() -> None:
-        async with Transport() as transport:
+        async with Transport(through_proxy=hosted) as transport:
             failure = await ask(transport, "http://127.0.0.1:1")
         assert isinstance(failure, Failure)
         assert failure.kind == "wait"

@@ -1,0 +1,225 @@
+"""HTTP/1.1 over plain TCP to servers of our own, at a third of a general client's cost.
+
+The client talks to a few servers with thousands of requests in flight, one after another on connections that are kept.
+That needs no redirects, cookies, compression or proxies, and what aiohttp spends on them is as much as everything else
+that a completion costs (benchmarks.client). Bytes are read by httptools, the parser of uvicorn and Node.js.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import httptools
+
+from scripts.lib.engines.base import Call, Reply
+
+# Below the 5 s after which uvicorn (SGLang, vLLM) and llama.cpp close an idle connection: reusing one
+# that the server is just closing costs a request (aiohttp issues 850, 3609, 9138).
+KEEPALIVE_SECONDS = 4.0
+CONNECT_SECONDS = 30.0
+_RECEIVE_BYTES = 1 << 18
+
+
+class Broken(Exception):
+    """The connection ended before the reply did. `answered`: after some of it had come."""
+
+    def __init__(self, reason: str, answered: bool) -> None:
+        super().__init__(reason)
+        self.answered = answered
+
+
+class Unreachable(Exception):
+    """There is no connection to be had; `error` says why."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Connections:
+    """The connections of one event loop, kept by (host, port)."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """`headers` go with every call (authorization)."""
+        self._headers = dict(headers)
+        self._idle: defaultdict[tuple[str, int], list[_Connection]] = defaultdict(list)
+        self._open: set[_Connection] = set()
+        self._heads: dict[tuple[str, str, str], tuple[tuple[str, int], bytes]] = {}
+        # All connections read into the same bytes: whatever comes is parsed before anything else is read.
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+
+    async def exchange(self, url: str, call: Call) -> Reply:
+        """Send one call and wait for the whole reply.
+
+        Raises Broken or Unreachable. A caller that is cancelled leaves no connection behind.
+        """
+        origin, data = self._request(url, call)
+        connection = self._kept(origin) or await self._connect(origin)
+        try:
+            reply = await connection.send(data)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.reusable and connection.alive:
+            connection.idle_since = time.monotonic()
+            self._idle[origin].append(connection)
+        else:
+            connection.close()
+        return reply
+
+    def _request(self, url: str, call: Call) -> tuple[tuple[str, int], bytes]:
+        """Where to send a call, and its bytes."""
+        key = url, call.method, call.path
+        if key not in self._heads:
+            parts = urlsplit(url)
+            assert parts.hostname is not None
+            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            port = parts.port or 80
+            lines = [f"{call.method} {parts.path.rstrip('/')}{call.path} HTTP/1.1", f"Host: {host}:{port}"]
+            lines += [f"{name}: {value}" for name, value in self._headers.items()]
+            self._heads[key] = (parts.hostname, port), "\r\n".join([*lines, ""]).encode("latin-1")
+        origin, head = self._heads[key]
+        lines = [f"{name}: {value}\r\n" for name, value in call.headers.items()]
+        body = call.body or b""
+        return origin, b"%b%bContent-Length: %d\r\n\r\n%b" % (head, "".join(lines).encode("latin-1"), len(body), body)
+
+    def _kept(self, origin: tuple[str, int]) -> "_Connection | None":
+        """A connection that was used a moment ago."""
+        idle = self._idle[origin]
+        oldest = time.monotonic() - KEEPALIVE_SECONDS
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since < oldest:
+                for stale in (connection, *idle):  # the others have waited even longer
+                    stale.close()
+                idle.clear()
+            elif connection.alive:
+                return connection
+        return None
+
+    async def _connect(self, origin: tuple[str, int]) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                transport, connection = await loop.create_connection(
+                    lambda: _Connection(loop, self._open, self._buffer), *origin
+                )
+        except TimeoutError:
+            raise Unreachable(OSError(errno.ETIMEDOUT, f"no answer within {CONNECT_SECONDS:.0f} s")) from None
+        except OSError as error:
+            raise Unreachable(error) from None
+        # A peer that vanished without a word is noticed, sooner or later.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connection
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self._open):
+            connection.close()
+        await asyncio.sleep(0)  # the loop closes sockets in its next turn
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection: at most one request on its way."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, everyone: set["_Connection"], buffer: memoryview) -> None:
+        self._loop, self._everyone, self._buffer = loop, everyone, buffer
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[Reply] | None = None
+        self._answered = False  # some of the reply has come
+        self._parser = httptools.HttpResponseParser(self)
+        self.alive = True
+        self.reusable = False
+        self.idle_since = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+
+    def send(self, data: bytes) -> asyncio.Future[Reply]:
+        """Send a request; the future has its reply, or raises Broken."""
+        assert self._transport is not None
+        self.reusable = self._answered = False
+        self._waiting = self._loop.create_future()
+        self._transport.write(data)
+        return self._waiting
+
+    def close(self) -> None:
+        """Close at once: nobody waits for what may still come."""
+        self.alive = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- of the event loop ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._everyone.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._waiting is None:  # a server that talks unasked, or more than it announced
+            self.close()
+            return
+        self._answered = True
+        try:
+            self._parser.feed_data(self._buffer[:nbytes])
+        except httptools.HttpParserError as error:
+            self._end(Broken(f"the answer is no HTTP: {error}", True))
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.alive = False
+        self._everyone.discard(self)
+        headers = {name.lower() for name in self._headers}
+        if self._status and error is None and not headers & {"content-length", "transfer-encoding"}:
+            self._end(self._reply())  # a body that ends with the connection
+        elif self._answered:
+            self._end(Broken("the answer broke off" + (f": {error}" if error else ""), True))
+        elif error is not None:
+            self._end(Broken(f"the connection broke: {error}", False))
+        else:
+            self._end(Broken("the server closed the connection without an answer", False))
+
+    # --- of the parser ---
+
+    def on_message_begin(self) -> None:
+        if self._waiting is None:  # one reply more than was asked for: the next request must not get it
+            self.alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1")] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if 100 <= self._status < 200:
+            self._begin()  # not the answer yet
+            return
+        self.reusable = self._parser.should_keep_alive()
+        self._end(self._reply())
+        self._begin()
+
+    def _reply(self) -> Reply:
+        return Reply(self._status, self._headers, b"".join(self._body))
+
+    def _end(self, result: Reply | Broken) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or waiting.done():
+            return
+        with contextlib.suppress(asyncio.InvalidStateError):
+            waiting.set_result(result) if isinstance(result, Reply) else waiting.set_exception(result)
