@@ -175,6 +175,14 @@ def test_a_prompt_beyond_the_context_is_the_prompts_fault(name):
     assert (failure.kind, failure.outcome) == ("permanent", "prompt_too_long")
 
 
+@pytest.mark.parametrize(("echoed", "ours"), [("a" * 32 + "-0-2", True), ("gateway-17", False), (None, False)])
+def test_the_answer_to_another_request_is_no_answer(echoed, ours):
+    recorded = reply("sglang_stop").json()
+    recorded["meta_info"]["id"] = echoed
+    read = adapter(kind="sglang").read(request(id="a" * 32 + "-0-1"), Reply(200, {}, orjson.dumps(recorded)), 0.0)
+    assert isinstance(read, Failure if ours else Answer)
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_other_prompt_ids_than_ours_stop_the_run(name):
     failure = adapter(**ENGINES[name]).read(request(prompt_ids=[1, *PROMPT_IDS]), reply(f"{name}_stop"), 0.0)

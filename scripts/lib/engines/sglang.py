@@ -6,6 +6,8 @@ turns it off. `sampling_seed` has an effect only with deterministic inference sw
 `input_ids` in place of the rendered messages; `return_token_ids` gives `response_token_ids`.
 """
 
+import re
+
 from scripts.lib.config import Engine
 from scripts.lib.engines.base import (
     Answer,
@@ -22,6 +24,8 @@ from scripts.lib.engines.base import (
     read_object,
 )
 from scripts.lib.engines.chat import read_choice, reasoning_of, stop_id, wire_messages
+
+_OURS = re.compile(r"[0-9a-f]{32}-\d+-\d+")  # a request's id, as `dialogue` makes it
 
 
 class SGLang:
@@ -94,6 +98,10 @@ class SGLang:
             return failure
         ids, meta = body.get("output_ids"), body.get("meta_info")
         meta = meta if isinstance(meta, dict) else {}
+        echoed = meta.get("id")
+        # A gateway may give ids of its own; another one of ours means that replies were mixed up on the way.
+        if echoed != request.id and isinstance(echoed, str) and _OURS.fullmatch(echoed):
+            return Failure("retry", f"the answer to another request came ({echoed})", billed=True)
         reason = meta.get("finish_reason")
         reason = reason if isinstance(reason, dict) else {"type": reason}
         if reason.get("type") == "abort":
