@@ -13,7 +13,7 @@ import shutil
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -245,7 +245,7 @@ class Answered:
         if kind == DONE:
             self.arrived.add(id, offset)
             self.partial.pop(id, None)
-            self.totals.add(*head[2:])
+            self.totals.add(*head[2:6])
         elif kind == VOID:
             self.arrived.add(id, -1)
             self.partial.pop(id, None)
@@ -299,39 +299,45 @@ class Answered:
             self._add_text(turn)
         return completion
 
-    def done(self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
-        """Journal a terminal outcome."""
-        self.journal.append(
-            [DONE, completion.id, completion.outcome, input_tokens, output_tokens, cost_usd], completion
-        )
+    def done(
+        self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float, endpoint: str = ""
+    ) -> None:
+        """Journal a terminal outcome; `endpoint` gave the answer that led to it, if an answer did."""
+        head = [DONE, completion.id, completion.outcome, input_tokens, output_tokens, cost_usd, endpoint]
+        self.journal.append(head, completion)
 
     def turn(self, id: str, turn: Turn) -> None:
         """Journal an answered turn of a conversation that goes on."""
-        self.journal.append([TURN, id], turn)
+        self.journal.append([TURN, id, turn.endpoint], turn)
 
     def part(self, id: str, turn: Turn) -> None:
         """Journal a truncated answer that is to be continued or asked again with more room."""
-        self.journal.append([PART, id], turn)
+        self.journal.append([PART, id, turn.endpoint], turn)
 
-    def void(self, ids: Container[str]) -> dict[str, tuple]:
-        """Journal that what came of these prompts is not to be trusted: they are asked again.
+    def void(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
+        """Journal that the answers of `endpoint` from position `since` on are not to be trusted.
 
-        Returns (outcome, input tokens, output tokens, US dollars) of those that had their outcome.
+        Returns, of the prompts that got one, (outcome, input tokens, output tokens, US dollars) by id of those that had
+        their outcome, and the ids of the others.
         """
         self.journal.write()
         counts: dict[str, tuple] = {}
         begun: set[str] = set()
-        for _, head, _ in scan(self.journal.path):
-            if head is None or head[1] not in ids:
+        for _, head, _ in scan(self.journal.path, since):
+            if head is None:
                 continue
-            begun.add(head[1])
-            if head[0] == DONE:
-                counts[head[1]] = tuple(head[2:])
-            elif head[0] == VOID:
-                counts.pop(head[1], None)
+            kind, id = head[0], head[1]
+            if kind == VOID:
+                begun.discard(id)
+                counts.pop(id, None)
+                continue
+            if head[-1] == endpoint:
+                begun.add(id)
+            if kind == DONE and id in begun:
+                counts[id] = tuple(head[2:6])
         for id in sorted(begun):
             self.journal.append([VOID, id, *counts.get(id, ())], None)
-        return counts
+        return counts, begun - counts.keys()
 
     def finish(
         self, prompts: Path, output: Path, unpaid: Callable[[str], str | None], provenance: dict
@@ -370,9 +376,9 @@ class Answered:
         """Forget what is now in the finished file; keep the turns of conversations that ran out of budget."""
         kept = []
         for id, partial in self.partial.items():
-            kept += [encode([TURN, id], turn) for turn in partial.turns]
+            kept += [encode([TURN, id, turn.endpoint], turn) for turn in partial.turns]
             if partial.part is not None:
-                kept.append(encode([PART, id], partial.part))
+                kept.append(encode([PART, id, partial.part.endpoint], partial.part))
         self.journal.replace(kept)
 
     def _write_finished(self, prompts: Path, unpaid: Callable[[str], str | None], provenance: dict) -> Counter[str]:

@@ -233,6 +233,7 @@ class Generation:
                     self.pool,
                     canary,
                     self.transport,
+                    lambda: self.answered.journal.position,
                     self._distrust,
                     self.say,
                 )
@@ -293,7 +294,7 @@ class Generation:
                 self.meter.add("over_budget", 0, 0)
             else:
                 input_tokens, output_tokens, cost = token_counts(step.completion.turns)
-                self.answered.done(step.completion, input_tokens, output_tokens, cost)
+                self.answered.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
                 self.meter.add(step.completion.outcome, input_tokens, output_tokens)
             self.backlog.finished()
 
@@ -378,7 +379,8 @@ class Generation:
         tokens = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
         self.pool.succeeded(server, tokens, seconds)
         self.mean_output += 0.02 * (tokens - self.mean_output)
-        server.unproven[work.prompt.id] = None
+        server.unproven += 1
+        step.endpoint = server.url
         odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
         server.odd = server.odd + 1 if odd else 0
         work.avoid = None
@@ -423,12 +425,13 @@ class Generation:
 
     def _distrust(self, server: Server) -> None:
         """Ask again what an endpoint answered since its last good canary."""
-        ids = set(server.unproven)
-        server.unproven = {}
-        counts = self.answered.void(ids)
+        if not server.unproven:
+            return
+        server.unproven = 0
+        counts, under_way = self.answered.void(server.url, server.trusted)
         for outcome, input_tokens, output_tokens, _ in counts.values():
             self.meter.remove(outcome, input_tokens, output_tokens)
-        self._tainted |= ids - counts.keys()
+        self._tainted |= under_way
         if counts:
             self.backlog.add(self._work(counts.__contains__))
 

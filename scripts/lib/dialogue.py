@@ -41,6 +41,7 @@ class Step:
     completion: Completion | None = None
     turn: Turn | None = None
     delay: float = 0.0
+    endpoint: str = ""  # whose answer this follows from; none, where it follows from a failure
 
 
 class Dialogue:

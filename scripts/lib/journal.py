@@ -87,10 +87,10 @@ def decode(line: bytes) -> tuple[list, bytes] | None:
         return None
 
 
-def scan(path: Path) -> Iterator[tuple[int, list | None, bytes]]:
-    """Yield (offset, head, JSON of the body) of each line; head is None where the line is damaged."""
+def scan(path: Path, offset: int = 0) -> Iterator[tuple[int, list | None, bytes]]:
+    """Yield (offset, head, JSON of the body) of each line from `offset` on; head is None where the line is damaged."""
     with open(path, "rb") as file:
-        offset = 0
+        file.seek(offset)
         for line in file:
             record = decode(line)
             yield (offset, *record) if record else (offset, None, line)
@@ -164,6 +164,11 @@ class Journal:
     def empty(self) -> bool:
         """Whether there is nothing in it but the header."""
         return self._end <= len(encode([HEADER, ""], self.recorded or {}))
+
+    @property
+    def position(self) -> int:
+        """Where the next record will begin."""
+        return self._end + sum(map(len, self._pending))
 
     def append(self, head: list, body: Any) -> None:
         """Add a record: written at the end of this tick, fsynced by the next `sync`."""

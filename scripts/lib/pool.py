@@ -52,7 +52,8 @@ class Server:
     reason: str = ""
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
     proven: float = 0.0  # clock of the last good canary
-    unproven: dict[str, None] = field(default_factory=dict)  # prompts answered in part or whole since then
+    unproven: int = 0  # answers since then
+    trusted: int = 0  # where they begin in the journal
     odd: int = 0  # odd answers in a row
     refusals: int = 0  # 429 and the like since the last success
     paused_until: float = float("-inf")

@@ -1,7 +1,8 @@
 """Keeps the pool in line with the world: the lease's endpoints and share, load, hangs, canaries.
 
 Answers of an endpoint are trusted once a canary passed after them. Those that came since the last good
-canary of an endpoint that turns out to be broken are handed to `distrust`, to be asked again.
+canary of an endpoint that turns out to be broken, which the journal has from `Server.trusted` on, are left to
+`distrust`, to be asked again.
 """
 
 import asyncio
@@ -35,11 +36,13 @@ class Supervisor:
         pool: Pool,
         canary: Canary,
         transport: Transport,
+        position: Callable[[], int],
         distrust: Callable[[Server], None],
         say: Callable[[str], None],
     ) -> None:
         self.config, self.ceiling, self.held, self.pool = config, ceiling, held, pool
-        self.canary, self.transport, self.distrust, self.say = canary, transport, distrust, say
+        self.canary, self.transport, self.say = canary, transport, say
+        self.position, self.distrust = position, distrust
         self.facts: EngineFacts | None = None
         self.context_length: int | None = None  # the shortest that an endpoint serves
         self._tests: set[asyncio.Task] = set()
@@ -115,21 +118,21 @@ class Supervisor:
         try:
             if server.status != "ready" and not await self._probe(server):
                 return
-            batch, server.unproven = server.unproven, {}
+            # What arrives from here on, the next canary has to prove.
+            proven, position = server.unproven, self.position()
             problem = await self.canary.ask(server.url)
             if isinstance(problem, str):
                 # Hosted APIs answer nothing now and then (req_llm issue 944); a broken engine does it again.
                 problem = await self.canary.ask(server.url)
             if problem is None:
+                server.unproven -= proven
+                server.trusted = position
                 self.pool.admit(server)
                 return
-            server.unproven = batch | server.unproven
             if isinstance(problem, Failure):
                 self._unreachable(server, problem)
                 return
-            self.say(
-                f"{server.url} fails its canary: {problem}; {len(server.unproven)} answers since its last good one"
-            )
+            self.say(f"{server.url} fails its canary: {problem}; {server.unproven} answers since its last good one")
             if server.status == "ready":
                 self.pool.take_out(server, f"fails its canary: {problem}")
             self.distrust(server)

@@ -1,6 +1,7 @@
 """What a shard has answered: resumed by id from journal and finished file, whatever happened in between."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,21 +181,34 @@ def test_a_turn_makes_the_truncated_answer_before_it_obsolete(shard):
 
 
 def test_void_answers_are_asked_again(shard):
-    rows = shard.write("a", "b", "c")
+    """What one endpoint answered since a position, in part or whole, and nothing else."""
+    names = "abcdefg"
+    early, mine, other, begun, mixed, looped, failed = rows = shard.write(*names)
+    ids = {row.id: name for row, name in zip(rows, names)}
     answered = shard.open()
-    for one in rows[:2]:
-        answered.done(completion(one), 3, 11, 0.5)
-    answered.turn(rows[2].id, turn("c"))
-    counts = answered.void({rows[0].id, rows[2].id, digest("unknown")})
-    assert counts == {rows[0].id: ("ok", 3, 11, 0.5)}
+    broken, well = "http://broken", "http://well"
+    answered.done(completion(early), 3, 11, 0.5, broken)  # proven by a canary
+    answered.turn(other.id, replace(turn("c"), endpoint=broken))  # this turn as well
+    since = answered.journal.position
+    answered.done(completion(mine), 3, 11, 0.5, broken)
+    answered.done(completion(other), 3, 11, 0.5, well)
+    answered.turn(begun.id, replace(turn("d"), endpoint=broken))
+    answered.part(mixed.id, replace(turn("e"), endpoint=broken))
+    answered.done(completion(mixed), 3, 11, 0.5, well)  # the rest came from elsewhere
+    answered.done(completion(looped, "repetition", turns=0), 0, 0, 0.0, broken)
+    answered.done(completion(failed, "exhausted", turns=0), 0, 0, 0.0)
+    counts, under_way = answered.void(broken, since)
+    assert {ids[id]: outcome for id, (outcome, *_) in counts.items()} == {"b": "ok", "e": "ok", "f": "repetition"}
+    assert counts[mine.id] == ("ok", 3, 11, 0.5)
+    assert under_way == {begun.id}
+    assert answered.void(broken, since) == ({}, set())
     answered.close()
     answered = shard.open()
-    assert rows[0].id not in answered
-    assert rows[1].id in answered
+    assert [ids[row.id] for row in rows if row.id in answered] == ["a", "c", "g"]
     assert answered.partial == {}
-    assert answered.totals.plain()["outcomes"] == {"ok": 1}
+    assert answered.totals.plain()["outcomes"] == {"ok": 2, "exhausted": 1}
     answered.close()
-    assert shard.run("abc") == ["a", "c"]
+    assert shard.run(names) == ["b", "d", "e", "f"]
 
 
 def test_a_prompt_without_outcome_is_an_error_not_a_hole(shard):

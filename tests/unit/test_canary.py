@@ -123,13 +123,21 @@ class House:
         self.pool = Pool(8, self.clock, 1e9, 600)
         settings = config()
         judge = Canary(settings, TARGET, adapter_for(settings), self.wire)
-        self.supervisor = Supervisor(settings, 8, None, self.pool, judge, self.wire, self.distrust, self.lines.append)
+        self.journal = 0
+        self.supervisor = Supervisor(
+            settings, 8, None, self.pool, judge, self.wire, lambda: self.journal, self.distrust, self.lines.append
+        )
         self.pool.update([("http://u0", 0)])
         self.server = self.pool.servers["http://u0"]
 
     def distrust(self, server):
-        self.distrusted.append(sorted(server.unproven))
-        server.unproven = {}
+        self.distrusted.append((server.unproven, server.trusted))
+        server.unproven = 0
+
+    def answer(self, count):
+        """Answers come and are journalled."""
+        self.server.unproven += count
+        self.journal += 100 * count
 
     def test(self):
         asyncio.run(self.supervisor.test(self.server))
@@ -146,21 +154,36 @@ def test_an_endpoint_is_admitted_after_probe_and_canary():
 def test_a_good_canary_proves_what_came_before_it():
     house = House()
     house.test()
-    house.server.unproven = {"a": None, "b": None}
+    house.answer(2)
     house.test()
-    assert house.server.unproven == {}
+    assert (house.server.unproven, house.server.trusted) == (0, 200)
     assert house.distrusted == []
+
+
+def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one():
+    house = House()
+    house.test()
+    house.answer(2)
+    call = house.wire.call
+
+    async def slowly(*arguments, **named):
+        house.answer(3)
+        return await call(*arguments, **named)
+
+    house.wire.call = slowly
+    house.test()
+    assert (house.server.unproven, house.server.trusted) == (3, 200)
 
 
 def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary_are_distrusted():
     house = House()
     house.test()
-    house.server.unproven = {"a": None}
+    house.answer(1)
     house.test()
-    house.server.unproven = {"b": None, "c": None}
+    house.answer(2)
     house.wire.ids = [0] * 48
     house.test()
-    assert house.distrusted == [["b", "c"]]
+    assert house.distrusted == [(2, 100)]
     assert house.server.status == "out"
     assert any("fails its canary" in line for line in house.lines)
     house.wire.ids = GOOD
@@ -171,10 +194,10 @@ def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary
 def test_an_unreachable_endpoint_is_not_distrusted():
     house = House()
     house.test()
-    house.server.unproven = {"a": None}
+    house.answer(1)
     house.wire.down = Failure("retry", "HTTP 500")
     house.test()
-    assert house.server.unproven == {"a": None}
+    assert (house.server.unproven, house.server.trusted) == (1, 0)
     assert house.distrusted == []
 
 
@@ -233,10 +256,10 @@ def test_at_the_end_unproven_answers_get_a_last_canary():
         before = house.wire.asked
         await house.supervisor.close()
         assert house.wire.asked == before
-        house.server.unproven = {"a": None}
+        house.answer(1)
         await house.supervisor.close()
         assert house.wire.asked == before + 1
-        assert house.server.unproven == {}
+        assert house.server.unproven == 0
 
     asyncio.run(scenario())
 
