@@ -19,6 +19,7 @@ shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.ba
 from scripts.lib import durable
 from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
 from scripts.lib.errors import UserError, explain
+from scripts.lib.hidden_states.plan import dry_run as hidden_states_plan
 from scripts.lib.server_environment import names as environment_names
 from scripts.lib.sources import evaluation_files, local_files
 
@@ -80,6 +81,7 @@ include: "rules/completions.smk"
 include: "rules/tokens.smk"
 include: "rules/validated.smk"
 include: "rules/training.smk"
+include: "rules/hidden_states.smk"
 include: "rules/exports.smk"
 include: "rules/report.smk"
 

@@ -5,6 +5,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from scripts.lib.records import Prompt, Turn
 
@@ -27,21 +28,24 @@ class Work:
     repeats: int = 0  # sends that had to be made again
 
 
-class Backlog:
+W = TypeVar("W")
+
+
+class Backlog(Generic[W]):
     """Hands out work to many workers; knows when there is none left. Retries come before new prompts."""
 
-    def __init__(self, prompts: Iterator[Work], clock: Callable[[], float], most_waiting: int) -> None:
+    def __init__(self, prompts: Iterator[W], clock: Callable[[], float], most_waiting: int) -> None:
         """New prompts are not taken from the stream while `most_waiting` pieces wait for another try."""
         self._most_waiting = most_waiting
         self._streams = deque([prompts])
         self._clock = clock
-        self._delayed: list[tuple[float, int, Work]] = []
+        self._delayed: list[tuple[float, int, W]] = []
         self._sequence = 0
         self._active = 0
         self._idle: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def get(self) -> Work | None:
+    async def get(self) -> W | None:
         """The next piece of work; None when everything is done. Call `finished` or `again` for each."""
         while True:
             work = self._ready()
@@ -57,7 +61,7 @@ class Backlog:
             self._set_timer()
             await waiting
 
-    def _ready(self) -> Work | None:
+    def _ready(self) -> W | None:
         if self._delayed and self._delayed[0][0] <= self._clock():
             return heapq.heappop(self._delayed)[2]
         while self._streams and len(self._delayed) < self._most_waiting:
@@ -73,14 +77,14 @@ class Backlog:
         if not self._active:
             self._wake_all()
 
-    def again(self, work: Work, delay: float) -> None:
+    def again(self, work: W, delay: float) -> None:
         """A piece of work is to be handed out again after `delay` seconds."""
         self._active -= 1
         self._sequence += 1
         heapq.heappush(self._delayed, (self._clock() + delay, self._sequence, work))
         self._set_timer()
 
-    def add(self, prompts: Iterator[Work]) -> None:
+    def add(self, prompts: Iterator[W]) -> None:
         """More work, after what there is."""
         self._streams.append(prompts)
         self._wake_all()

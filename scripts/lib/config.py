@@ -105,9 +105,9 @@ class Launch(Section):
     dtype: str | None = None
     slots: int = Field(8, gt=0, description="Embedded engine: sequences decoded at once.")
     threads: int = Field(0, ge=0, description="Embedded engine: CPU threads; 0: all cores.")
-    flags: dict[str, str | int | float | bool | None] = Field(
+    flags: dict[str, str | int | float | bool | list[str | int | float] | None] = Field(
         default_factory=dict,
-        description="More server flags, passed through: `{chunked-prefill-size: 4096, enable-metrics: true}`.",
+        description="More server flags, passed through: `{chunked-prefill-size: 4096, enable-metrics: true}`. A list becomes several words after one flag.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the server.")
     start_timeout: float = Field(1800, gt=0, description="Seconds until a server must have answered its first request.")
@@ -359,6 +359,49 @@ class Backup(Section):
     )
 
 
+class HiddenStates(Section):
+    """Hidden states of corpus samples, for offline training of a draft model: only made when `hidden_states` is asked for."""
+
+    method: Literal["eagle3", "dflash"] = Field(
+        "eagle3", description="Names of the tensors as SpecForge's offline training of that method has them."
+    )
+    layers: list[int] | None = Field(
+        None,
+        min_length=1,
+        description="States to keep, counted as transformers counts `hidden_states`: i is what comes out of i layers and goes into layer i. Default for eagle3: 2, n // 2, n - 3 of n layers. A DFlash `target_layer_ids` entry j is j + 1 here.",
+    )
+    last: bool | None = Field(
+        None,
+        description="Also the last layer, after the final norm: a second pass, with servers of its own. Default: for eagle3, not for dflash.",
+    )
+    max_samples: int | None = Field(
+        None, gt=0, description="At most this many samples of the corpus, chosen by seeded hash."
+    )
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of the corpus, chosen by seeded hash.")
+    seed: int = 0
+    concurrency: int = Field(
+        8,
+        gt=0,
+        description="Requests in flight. Each holds one sample's states as text and as numbers: about 20 bytes a number.",
+        json_schema_extra=OPERATIONAL,
+    )
+
+    @field_validator("layers")
+    @classmethod
+    def _ascending(cls, layers: list[int] | None) -> list[int] | None:
+        if layers is not None and (layers != sorted(set(layers)) or layers[0] < 1):
+            raise ValueError("must be ascending numbers from 1 on; 0 would be the embedding, which needs no server")
+        return layers
+
+    @model_validator(mode="after")
+    def _layers_of_dflash(self) -> "HiddenStates":
+        if self.method == "dflash" and self.layers is None:
+            raise ValueError(
+                "layers: method `dflash` has no usual ones: name those of your draft's `target_layer_ids` + 1"
+            )
+        return self
+
+
 class Upload(Section):
     """Where finished files are copied to while the run goes on. All operational."""
 
@@ -395,6 +438,7 @@ class Config(Section):
     validation: Validation = Field(default_factory=Validation)
     merge: Merge = Field(default_factory=Merge)
     backup: Backup = Field(default_factory=Backup)
+    hidden_states: HiddenStates = Field(default_factory=HiddenStates)
     upload: Upload = Field(default_factory=Upload, json_schema_extra=OPERATIONAL)
     restore: str | None = Field(
         None, description="Name of the backup that `restore_training` brings back.", json_schema_extra=OPERATIONAL
@@ -505,7 +549,7 @@ def overlay(base: dict, over: dict) -> dict:
     return merged
 
 
-Stage = Annotated[str, "target | prompts | completions | tokens | validated | training"]
+Stage = Annotated[str, "target | prompts | completions | tokens | validated | training | hidden_states"]
 
 
 def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> dict[str, Any]:
@@ -553,4 +597,6 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
             "merge": config.merge.model_dump(mode="json"),
             "weights": {name: dataset.weight for name, dataset in config.datasets.items()},
         }
+    if stage == "hidden_states":
+        return {"model": target, "hidden_states": config.hidden_states.model_dump(mode="json", exclude={"concurrency"})}
     raise ValueError(f"no stage {stage!r}")

@@ -29,6 +29,11 @@ def share_keys(ids: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
     return _keyed_hash(ids, f"share {seed}")
 
 
+def subset_keys(ids: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
+    """uint64, uniform and independent of the others: the smallest ones are a random part of the ids."""
+    return _keyed_hash(ids, f"subset {seed}")
+
+
 def _keyed_hash(ids: pa.Array | pa.ChunkedArray, purpose: str) -> np.ndarray:
     # SipHash of the UTF-8 bytes, in C; 16 hex digits are the 16 bytes of its key.
     from pandas.util import hash_array  # here: its import costs jobs that only name files a quarter of a second

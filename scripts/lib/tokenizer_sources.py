@@ -94,7 +94,7 @@ def _find_sizes(model: Model) -> Found:
         return Found(vocab_size=facts[0], context_length=facts[1])
     if Path(location).expanduser().is_dir():
         return _sizes(Path(location).expanduser(), Found())
-    folder, revision = _download(location, model.revision, ("config.json", "generation_config.json"))
+    folder, revision = download(location, model.revision, ("config.json", "generation_config.json"))
     return _sizes(folder, Found(revision=revision))
 
 
@@ -112,17 +112,17 @@ def _from_gguf(path: Path) -> Found:
 
 def _from_hub(name: str, model: Model, revision: str | None) -> Found:
     patterns = (*_HUB_FILES, "*.py", "*.model", "*.tiktoken", "vocab.json", "merges.txt")
-    folder, commit = _download(name, revision, patterns)
+    folder, commit = download(name, revision, patterns)
     return _from_folder(folder, model, commit)
 
 
-def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> tuple[Path, str | None]:
+def download(name: str, revision: str | None, patterns: tuple[str, ...]) -> tuple[Path, str | None]:
     """Small files of a hub model, from the cache when offline (HF_HUB_OFFLINE). Returns folder and commit."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        folder = Path(huggingface_hub.snapshotdownload(name, revision=revision, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(

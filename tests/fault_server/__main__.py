@@ -24,6 +24,11 @@ def parse_faults(text: str) -> dict[str, float]:
     return rates
 
 
+def parse_layers(text: str) -> list[int]:
+    """`1,14,26`."""
+    return [int(layer) for layer in text.split(",")]
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fault_server", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="0: any free one; the URL is printed")
@@ -40,6 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="target", help="model name that the server reports")
     parser.add_argument("--context-length", type=int, default=8192)
     parser.add_argument("--target", type=Path, help="folder of prepare_target: renders chat messages to real ids")
+    parser.add_argument("--layers", type=parse_layers, help="SGLang: return the states that come out of these: 1,14,26")
+    parser.add_argument("--last", type=int, default=0, help="SGLang: 1: return the hidden states of the last layer")
     parser.add_argument("--log", type=Path, help="JSON lines of all generations")
     parser.add_argument("--hang-after", type=int, help="fall silent after so many generations")
     parser.add_argument("--die-after", type=int, help="SIGKILL itself after so many generations")

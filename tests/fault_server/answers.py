@@ -5,6 +5,7 @@ import random
 from array import array
 from dataclasses import dataclass
 
+HIDDEN_SIZE, LAST = 16, -1  # numbers per state; the layer that stands for the last one
 FIRST_ID, LAST_ID = 1_000, 20_000  # of answers: plain text in every tokenizer of interest
 _SYLLABLES = ["ka", "lo", "mi", "ter", "sun", "ve", "ra", "nod", "el", "qui", "bas", "tor"]
 
@@ -38,3 +39,9 @@ def text_of(ids: list[int]) -> str:
         first, second = divmod(id % 144, 12)
         words.append(_SYLLABLES[first] + _SYLLABLES[second])
     return " ".join(words)
+
+
+def states_of(ids: list[int], layers: list[int]) -> list[list[float]]:
+    """Hidden states of a prompt, one row per id: numbers that bfloat16 holds, other ones for each id, place and layer."""
+    dice = [random.Random(f"{layer} {digest(ids)}") for layer in layers]
+    return [[one.randrange(-128, 128) / 2 ** one.randrange(8) for one in dice for _ in range(HIDDEN_SIZE)] for _ in ids]

@@ -23,7 +23,9 @@ def metrics(model: str, running: int, queued: int, usage: float, generated: int)
     return "\n".join(lines) + "\n"
 
 
-def documents(dialect: str, model: str, context_length: int, slots: int) -> dict[str, bytes]:
+def documents(
+    dialect: str, model: str, context_length: int, slots: int, layers: list[int] | None, last: bool
+) -> dict[str, bytes]:
     """JSON bodies by path."""
     card: dict = {"id": model, "object": "model", "owned_by": dialect, "root": model, "max_model_len": context_length}
     found: dict[str, dict] = {"/v1/models": {"object": "list", "data": [card]}}
@@ -38,7 +40,17 @@ def documents(dialect: str, model: str, context_length: int, slots: int) -> dict
     elif dialect == "sglang":
         weights = {"model_path": model, "tokenizer_path": model, "is_generation": True}
         found["/model_info"] = weights
-        found["/server_info"] = {**weights, "version": "0.5.23", "context_length": context_length}
+        found["/server_info"] = {
+            **weights,
+            "version": "0.5.23",
+            "context_length": context_length,
+            "disable_radix_cache": layers is not None or last,
+            "chunked_prefill_size": -1 if layers is not None or last else 8192,
+            "enable_return_hidden_states": last,
+            "enable_return_aux_hidden_states": layers is not None,
+            "aux_hidden_state_capture": None if layers is None else "eagle3",
+            "return_aux_hidden_state_layer_ids": layers,
+        }
     elif dialect == "vllm":
         found["/version"] = {"version": "0.32.0"}
     return {path: orjson.dumps(value) for path, value in found.items()}

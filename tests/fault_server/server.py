@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 
 from tests.fault_server import facts
-from tests.fault_server.answers import Answers, digest, text_of
+from tests.fault_server.answers import LAST, Answers, digest, states_of, text_of
 from tests.fault_server.delivery import deliver, gone, send, silence
 from tests.fault_server.faults import FAULTS
 from tests.fault_server.shapes import Generation, Wire, good
@@ -39,6 +39,8 @@ class Settings:
     model: str = "target"
     context_length: int = 8192
     target: Path | None = None  # folder of the target, for routes that take messages instead of ids
+    layers: list[int] | None = None  # SGLang: returns the hidden states that come out of these layers
+    last: bool = False  # SGLang: returns those of the last layer
     log: Path | None = None
     hang_after: int | None = None  # generations until it falls silent
     die_after: int | None = None  # generations until it is gone
@@ -79,7 +81,7 @@ class FaultServer:
             routes.add_get(path, self.health)
         settings = self.settings
         for path, document in facts.documents(
-            settings.dialect, settings.model, settings.context_length, settings.slots
+            settings.dialect, settings.model, settings.context_length, settings.slots, settings.layers, settings.last
         ).items():
             routes.add_get(path, constant(document))
         routes.add_get("/metrics", self.metrics)
@@ -96,7 +98,8 @@ class FaultServer:
         sampling = body["sampling_params"]
         seed = sampling.get("sampling_seed")
         rid = body.get("rid") or ""
-        return await self.generate(request, "sglang", body["input_ids"], sampling["max_new_tokens"], seed, rid)
+        states = hidden_states(body["input_ids"], self.settings) if body.get("return_hidden_states") else None
+        return await self.generate(request, "sglang", body["input_ids"], sampling["max_new_tokens"], seed, rid, states)
 
     async def openai_completions(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -121,12 +124,20 @@ class FaultServer:
         return self.target.render(messages, orjson.dumps(body["tools"]).decode() if body.get("tools") else None)
 
     async def generate(
-        self, request: web.Request, protocol: str, prompt_ids: list[int], limit: int, seed: int | None, rid: str
+        self,
+        request: web.Request,
+        protocol: str,
+        prompt_ids: list[int],
+        limit: int,
+        seed: int | None,
+        rid: str,
+        states: list[list[float]] | None = None,
     ) -> web.StreamResponse:
         """Answer one request, or fail it."""
         if self.hung.is_set():
             await silence(request)
         generation = self.answer(protocol, prompt_ids, limit, rid)
+        generation.states = states
         name, reply = self.reply(request, protocol, generation)
         if reply.status != 200 or reply.delivery in ("drop", "silence"):
             return await deliver(request, reply)
@@ -274,6 +285,13 @@ class FaultServer:
         usage = min(1.0, self.running / self.settings.slots)
         text = facts.metrics(self.settings.model, self.running, self.queued, usage, self.generated)
         return web.Response(text=text)
+
+
+def hidden_states(ids: list[int], settings: Settings) -> list[list[float]] | None:
+    """What this server returns of a prompt: one row per id, its layers joined."""
+    if settings.layers is not None:
+        return states_of(ids, settings.layers)
+    return states_of(ids, [LAST]) if settings.last else None
 
 
 def constant(document: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:

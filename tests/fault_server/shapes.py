@@ -26,6 +26,7 @@ class Generation:
     model: str = "target"
     request_id: str = "r0"
     stop_id: int = 2
+    states: list[list[float]] | None = None  # hidden states of the prompt, where they were asked for
 
 
 @dataclass
@@ -62,6 +63,7 @@ def reply(protocol: str, generation: Generation) -> dict[str, Any]:
         }
     if protocol == "sglang":
         finish = {"type": "stop", "matched": generation.stop_id}
+        states = {} if generation.states is None else {"hidden_states": [generation.states]}
         return {
             "text": generation.text,
             "output_ids": generation.ids,
@@ -71,6 +73,7 @@ def reply(protocol: str, generation: Generation) -> dict[str, Any]:
                 "prompt_tokens": len(generation.prompt_ids),
                 "completion_tokens": len(generation.ids),
                 "cached_tokens": 0,
+                **states,
             },
         }
     body: dict[str, Any] = {

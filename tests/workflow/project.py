@@ -59,7 +59,7 @@ class Project:
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=self.patience)
         except BaseException:
             kill_group(process)  # its jobs too
             raise

@@ -118,12 +118,14 @@ def environment_variables(environment: str | None) -> dict[str, str]:
 def with_flags(command: list[str], ours: dict[str, object], extra: dict[str, object]) -> list[str]:
     """Append `--name value` for each setting; those of `extra` (engine.launch.flags) win.
 
-    True is a bare flag; None and False leave the flag out.
+    True is a bare flag; None and False leave the flag out; a list follows its flag word by word.
     """
     flags = ours | {name.lstrip("-").replace("_", "-"): value for name, value in extra.items()}
     for name, value in flags.items():
         if value is True:
             command = [*command, f"--{name}"]
+        elif isinstance(value, list):
+            command = [*command, f"--{name}", *map(str, value)]
         elif value is not None and value is not False:
             command = [*command, f"--{name}", str(value)]
     return command

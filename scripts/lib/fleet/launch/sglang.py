@@ -1,5 +1,6 @@
 """SGLang's command line, in the words of the installed version."""
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ MAMBA_FLAGS = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
 _HELP_SECONDS = 300  # importing SGLang from a cold network disk takes minutes
 
 
+@functools.cache
 def installed_help(python: str) -> str:
     """What `--help` of the installed SGLang prints. Raises UserError with its last lines when it can't run."""
     command = [python, "-m", "sglang.launch_server", "--help"]

@@ -1,0 +1,47 @@
+"""Optional: hidden states of corpus samples, for offline training. Only made when asked for: snakemake hidden_states
+
+Input: results/training/. Output: results/hidden_states/ (safetensors and manifest.json). The files cost GPU time and
+Snakemake deletes declared outputs before it reruns a job, so the declared output is a receipt.
+"""
+
+
+rule hidden_states:
+    """Hidden states of the samples that `hidden_states` in the configuration names."""
+    input:
+        "results/state/hidden_states.json",
+
+
+rule extract_hidden_states:
+    """Send the samples through SGLang servers that return the states of chosen layers."""
+    input:
+        target="results/target/target.json",
+        corpus="results/state/training.json",
+        environment=ancient(ENVIRONMENT),
+    output:
+        receipt="results/state/hidden_states.json",
+    log:
+        "results/logs/extract_hidden_states.log",
+    benchmark:
+        "results/benchmarks/extract_hidden_states.jsonl"
+    conda:
+        "../envs/client.yaml"
+    params:
+        settings=stage_settings(CONFIG, "hidden_states"),
+        # Not among the outputs, so files that were removed by hand are noticed here.
+        files=(
+            "missing"
+            if os.path.exists("results/state/hidden_states.json")
+            and not os.path.exists("results/hidden_states/manifest.json")
+            else None
+        ),
+    message:
+        hidden_states_plan(CONFIG, "results/training")
+    shell:
+        "exec python -m scripts.extract_hidden_states"
+        " --config results/state/config.json"
+        " --training results/training"
+        " --target results/target"
+        " --output results/hidden_states"
+        " --state results/state"
+        " --receipt {output.receipt}"
+        " 2> >(exec tee -i -a {log} >&2)"
