@@ -382,7 +382,7 @@ class HiddenStates(Section):
     concurrency: int = Field(
         8,
         gt=0,
-        description="Requests in flight. Each holds one sample's states as text and as numbers: about 20 bytes a number.",
+        description="Requests in flight, over all servers. Each holds one sample's states as text, then as numbers: at most about 50 bytes of memory a number.",
         json_schema_extra=OPERATIONAL,
     )
 
@@ -408,7 +408,7 @@ class Upload(Section):
     target: str | None = Field(None, description="`s3://bucket/prefix`, another fsspec URL, or `hf:owner/name`.")
     endpoint_url: str | None = None
     region: str | None = None
-    stages: list[Literal["completions", "validated", "training", "exports"]] = Field(
+    stages: list[Literal["completions", "validated", "training", "exports", "hidden_states"]] = Field(
         default_factory=lambda: ["completions", "training"]
     )
 

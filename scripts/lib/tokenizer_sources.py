@@ -122,7 +122,7 @@ def download(name: str, revision: str | None, patterns: tuple[str, ...]) -> tupl
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(huggingface_hub.snapshotdownload(name, revision=revision, allow_patterns=list(patterns)))
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(

@@ -28,6 +28,7 @@ PATTERNS = {
     "completions": ["completions/*/*.parquet"],
     "validated": ["validated/*/*.parquet", "validated/*/*.json", "validated/summary.json"],
     "exports": ["exports/*/**/*"],
+    "hidden_states": ["hidden_states/data/*/*"],
 }
 
 
@@ -78,6 +79,9 @@ def plan(results: Path, stages: list[str]) -> Iterator[list[tuple[Path, str]]]:
             for path in paths
             if path.is_file() and not any(part.startswith(".") for part in path.relative_to(results).parts)
         ]
+        last = results / stage / manifest.MANIFEST
+        if last.is_file():
+            yield [(last, str(last.relative_to(results)))]
 
 
 class Uploader:

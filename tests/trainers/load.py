@@ -52,6 +52,30 @@ def specforge_conversations(data: Path, tokenizer):
     return specforge(data, tokenizer, chat_template="chatml", train_only_last_turn=last_only)
 
 
+def specforge_features(data: Path, tokenizer):
+    """Hidden states as `data.hidden_states_path`, after the conversion that docs/exports.md tells."""
+    import tempfile
+
+    import torch
+    from safetensors.torch import load_file
+    from specforge.algorithms.common import dflash_family_data
+    from specforge.algorithms.eagle3 import data as eagle3_data
+    from specforge.runtime.data_plane.offline_reader import OfflineManifestReader
+
+    features = Path(tempfile.mkdtemp())
+    for file in data.rglob("*.safetensors"):
+        torch.save(load_file(file), features / f"{file.stem}.ckpt")
+    method = json.loads((data.parent / "manifest.json").read_text())["method"]
+    normalize = {"eagle3": eagle3_data, "dflash": dflash_family_data}[method].normalize_offline_sample
+    keys = {"feature_keys": ("input_ids", "loss_mask", "hidden_states")} if method == "dflash" else {}
+    rows = []
+    for reference in OfflineManifestReader(str(features), strategy=method, validate_files=True, **keys):
+        raw = torch.load(reference.feature_store_uri.removeprefix("file://"), weights_only=True)
+        row = normalize({name: raw[name] for name in reference.feature_keys}, max_len=LONGEST)
+        rows.append({name: tensor[0].tolist() for name, tensor in row.items()})
+    return rows
+
+
 def speculators(data: Path, tokenizer):
     """A folder of JSON Lines, as `prepare-data` takes it."""
     from speculators.data_generation.preprocessing import build_speculator_training_dataset, load_raw_dataset

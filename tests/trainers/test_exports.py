@@ -3,10 +3,14 @@
 import random
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
+from scripts.lib import durable
 from scripts.lib.config import parse_config
 from scripts.lib.exports import export
+from scripts.lib.hidden_states.plan import make_plan
+from scripts.lib.hidden_states.store import Row, Store
 from scripts.lib.target import load_target
 from scripts.lib.tokenizer_sources import prepare_target
 from tests.conversations import answered, text, with_tools
@@ -117,3 +121,33 @@ def test_rare_keys_do_not_stop_the_load(load, target, target_folder, tmp_path, n
     (file,) = (tmp_path / name / "data").iterdir()
     assert file.stat().st_size > 11 << 20
     assert len(load(loader, tmp_path / name, target_folder)) == len(samples)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_hidden_states_become_specforge_features(load, training, target_folder, tmp_path, method):
+    durable.write_json(tmp_path / "model/config.json", {"hidden_size": 6, "num_hidden_layers": 12})
+    settings = {
+        "model": {"name": str(tmp_path / "model")},
+        "engine": {"kind": "sglang"},
+        "datasets": {"alpha": {"class": "B", "source": "x"}},
+        "hidden_states": {"method": method, "layers": [2, 6, 9]},
+    }
+    plan = make_plan(parse_config(settings, "test"))
+    store, expected = Store(tmp_path / "states", plan), []
+    for number, row in enumerate(sorted(rows_of(training), key=lambda row: row.id)[:4]):
+        ids, mask = np.array(row.input_ids, np.int32), np.array(row.loss_mask, np.int8)
+        dice = np.random.default_rng(number)
+        states = {c.tensor: dice.integers(0, 0x7F00, (len(ids), c.width), np.uint16) for c in plan.captures}
+        store.write(Row(row.id, ids, mask), states, "sglang 1")
+        wide = {name: (one.astype(np.uint32) << 16).view(np.float32).tolist() for name, one in states.items()}
+        one = {"input_ids": row.input_ids, "loss_mask": row.loss_mask}
+        if method == "eagle3":
+            # SpecForge learns nothing from the last position: no token follows it.
+            one["loss_mask"] = [*row.loss_mask[:-1], 0]
+            one |= {"hidden_state": wide["aux_hidden_state"], "target": wide["hidden_state"]}
+            one["attention_mask"] = [1] * len(ids)
+        else:
+            one |= {"hidden_states": wide["hidden_states"]}
+        expected.append(one)
+    durable.write_json(tmp_path / "states/manifest.json", {"method": method})
+    assert load("specforge_features", tmp_path / "states", target_folder) == expected

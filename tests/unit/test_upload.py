@@ -85,6 +85,15 @@ def test_everything_finished_arrives(results, store, tmp_path):
     assert json.loads((results / "state/uploads.json").read_text())["s3_uploaded"] == len(there)
 
 
+def test_hidden_states_go_before_their_manifest(results, store):
+    for name in ("data/ab/ab1.safetensors", "data/ab/.ab2.safetensors.7.partial", "parts/cd/cd1.safetensors", ".lock"):
+        (results / "hidden_states" / name).parent.mkdir(parents=True, exist_ok=True)
+        (results / "hidden_states" / name).write_text("states")
+    (results / "hidden_states/manifest.json").write_text("{}")
+    uploader(results, store, stages=["hidden_states"]).once()
+    assert store.given == ["hidden_states/data/ab/ab1.safetensors", "hidden_states/manifest.json"]
+
+
 def test_a_second_pass_sends_only_what_changed(results, store):
     uploader(results, store).once()
     store.given.clear()

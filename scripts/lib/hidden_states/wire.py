@@ -20,6 +20,9 @@ from scripts.lib.hidden_states.tensor_file import NotBfloat16, to_bfloat16
 
 INFO = Call("GET", "/server_info")
 _STATES = re.compile(rb'"hidden_states":\s*\[\[\[')
+_COMMA_TO_LINE = bytes.maketrans(b",", b"\n")
+_ONE_COLUMN = pyarrow.csv.ReadOptions(column_names=["value"], use_threads=False, block_size=4 << 20)
+_AS_NUMBERS = pyarrow.csv.ConvertOptions(column_types={"value": pa.float64()}, null_values=[])
 _GREEDY = Sampling(temperature=0.0, top_p=1.0)
 
 
@@ -54,7 +57,8 @@ def read_states(
     answer = adapter.read(request, Reply(200, reply.headers, rest), now)
     if isinstance(answer, Failure):
         return answer
-    return read_rows(reply.body[found.end() : end], len(request.prompt_ids), width, sample)
+    rows = reply.body[found.end() : end].split(b"],[")
+    return read_rows(rows, len(request.prompt_ids), width, sample)
 
 
 def _without_states(adapter: SGLang, request: Request, sample: str, reply: Reply, now: float) -> Failure:
@@ -67,9 +71,8 @@ def _without_states(adapter: SGLang, request: Request, sample: str, reply: Reply
     return Failure("fatal", f"sample {sample}: the answer holds no hidden states: is the server one that returns them?")
 
 
-def read_rows(text: bytes, tokens: int, width: int, sample: str) -> np.ndarray | Failure:
-    """JSON rows without their outermost brackets, `1.0,2.0],[3.0,4.0`, to uint16 [tokens, width]."""
-    rows = text.split(b"],[")
+def read_rows(rows: list[bytes], tokens: int, width: int, sample: str) -> np.ndarray | Failure:
+    """JSON arrays without their brackets, `1.0,2.0`, to uint16 [tokens, width]. Empties `rows` to save memory."""
     if len(rows) != tokens:
         return Failure(
             "fatal",
@@ -83,33 +86,32 @@ def read_rows(text: bytes, tokens: int, width: int, sample: str) -> np.ndarray |
                 f"sample {sample}: row {number} of its hidden states has {found} numbers, {width} were to come: other "
                 "layers or another model than asked for",
             )
-    if b"n" in text or b"N" in text:  # null, NaN: JSON has no word for what is not finite
-        number = next(number for number, row in enumerate(rows) if b"n" in row.lower())
-        return Failure(
-            "retry", f"sample {sample}: row {number} of its hidden states is not finite", most_attempts=2, billed=True
-        )
-    # One column of numbers: parsed without a Python object each, and without the interpreter's lock.
-    column = b"\n".join(rows).replace(b",", b"\n")
-    del rows
+        if b"n" in row or b"N" in row:  # null or NaN: JSON has no word for what is not finite
+            reason = f"sample {sample}: row {number} of its hidden states is not finite"
+            return Failure("retry", reason, most_attempts=2, billed=True)
+    # One column of numbers: parsed without a Python object each, and mostly without the interpreter's lock.
+    column = b",".join(rows)
+    rows.clear()
+    column = column.translate(_COMMA_TO_LINE)
+    bits, done = np.empty(tokens * width, np.uint16), 0
     try:
-        table = pyarrow.csv.read_csv(
-            pa.BufferReader(column),
-            read_options=pyarrow.csv.ReadOptions(column_names=["value"], use_threads=False, block_size=8 << 20),
-            convert_options=pyarrow.csv.ConvertOptions(column_types={"value": pa.float64()}, null_values=[]),
-        )
-        values = table["value"].combine_chunks().to_numpy()
-        if len(values) != tokens * width:
-            raise ValueError
-    except ValueError:  # ArrowInvalid is one
+        with pyarrow.csv.open_csv(pa.BufferReader(column), _ONE_COLUMN, convert_options=_AS_NUMBERS) as batches:
+            for batch in batches:
+                values = batch.column(0).to_numpy()
+                bits[done : done + len(values)] = to_bfloat16(values)
+                done += len(values)
+        if done != len(bits):
+            raise pa.ArrowInvalid(f"{done} numbers")
+    except pa.ArrowInvalid:
         return Failure("retry", f"sample {sample}: its hidden states are not all numbers", billed=True)
-    try:
-        return to_bfloat16(values).reshape(tokens, width)
     except NotBfloat16 as error:
+        row = (done + error.index) // width
         return Failure(
             "fatal",
-            f"sample {sample}: {error.value!r} in row {error.index // width} of its hidden states is no {DTYPE}: "
+            f"sample {sample}: {error.value!r} in row {row} of its hidden states is no {DTYPE}: "
             "the server computes in another type: set engine.launch.dtype to bfloat16",
         )
+    return bits.reshape(tokens, width)
 
 
 def server_problem(info: Any, capture: Capture) -> str | None:
