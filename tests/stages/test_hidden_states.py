@@ -17,12 +17,13 @@ from scripts import extract_hidden_states
 from scripts.lib import durable
 from scripts.lib.backlog import Backlog
 from scripts.lib.config import load_config
+from scripts.lib.engines.base import Reply
 from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states import choice, tensor_file
-from scripts.lib.hidden_states.capture import Pass
+from scripts.lib.hidden_states.capture import Pass, Piece
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Store
-from scripts.lib.pool import Server
+from scripts.lib.pool import Pool, Server
 from scripts.lib.provenance import PROJECT
 from scripts.lib.target import load_target
 from tests.corpora import config as corpus_config
@@ -222,9 +223,10 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     one.backlog = Backlog(iter(()), lambda: 0.0, 1)
     server = Server("http://x", 0)
     first, second, *others = rows
-    server.unproven = dict.fromkeys([first, second])
+    server.unproven = dict.fromkeys([first, second, "being read"])
     one._distrust(server)
     assert not server.unproven
+    assert one.tainted == {"being read"}
     assert list(one.done) == list(one.stored) == others
 
     async def left():
@@ -234,6 +236,44 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     for id in (first, second):
         assert store.find(rows[id]) is None
         assert store.part(rows[id]).keys() == {plan.captures[0].tensor}
+
+
+def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_again(tmp_path, monkeypatch):
+    run = Extraction(tmp_path, [], rows=1)
+    config = load_config(tmp_path / "config.json")
+    plan, read = make_plan(config), Corpus(run.training)
+    [row] = choice.rows(read, run.rows)
+    layers, store = plan.captures[0], Store(run.output, plan)
+    target = load_target(target_folder())
+    one = Pass(config, target_folder(), target, tmp_path, layers, store, partial(choice.rows, read), {}, print)
+    states = np.ones((len(row.input_ids), layers.width), np.uint16)
+
+    class Wire:
+        async def call(self, url, call, deadline):
+            return Reply(200, {}, b"")
+
+    def keep(kept, request, reply):
+        store.write(kept, {layers.tensor: states}, "sglang 1")
+        if breaks:
+            one._distrust(server)
+
+    async def ask_twice():
+        nonlocal breaks
+        one.pool.admit(server)
+        breaks, piece = True, Piece(row)
+        assert await one._ask(piece) == 0.0
+        assert not one.done
+        assert not store.part(row)
+        breaks = False
+        assert await one._ask(piece) is None
+        assert one.done.keys() == server.unproven.keys() == {row.id}
+        assert store.part(row).keys() == {layers.tensor}
+
+    one.pool, one.transport = Pool(1, lambda: 0.0, 1.0, 1.0), Wire()
+    one.pool.update([("http://x", 0)])
+    server, breaks = one.pool.servers["http://x"], False
+    monkeypatch.setattr(one, "_keep", keep)
+    asyncio.run(ask_twice())
 
 
 @pytest.mark.parametrize("during", [12, 30, 75, 105])

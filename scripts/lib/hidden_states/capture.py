@@ -103,6 +103,8 @@ class Pass:
     say: Callable[[str], None]
     stored: dict[str, Stored] = field(default_factory=dict)  # files that this pass has finished
     failed: dict[str, str] = field(default_factory=dict)  # why, by sample id
+    done: dict[str, int] = field(default_factory=dict)  # tokens by sample id
+    tainted: set[str] = field(default_factory=set)  # replies of a broken server that are still being read
 
     def run(self) -> None:
         """Ask until every row is captured or has failed for good. Raises UserError when there is no hope for more."""
@@ -116,7 +118,6 @@ class Pass:
         settings, ceiling = self.config.transport, self.config.hidden_states.concurrency
         require_descriptors(ceiling)
         self.adapter = SGLang(self.config.engine.model_copy(update={"api": "native"}), served_name(self.config))
-        self.done: dict[str, int] = {}
         self.begun = time.monotonic()
         self._warned = float("-inf")
         self.pool = Pool(ceiling, time.monotonic, settings.ramp_per_second, settings.idle_seconds)
@@ -158,16 +159,22 @@ class Pass:
         finally:
             server.deadlines.discard(deadline)
             self.pool.release(server, float(len(row.input_ids)))
-        result = reply
-        if isinstance(reply, Reply):
-            # Parsing, hashing and fsync leave the interpreter free for other replies.
-            result = await asyncio.to_thread(self._keep, row, request, reply)
+        if isinstance(reply, Failure):
+            return await self._failed(piece, server, request.id, reply)
+        server.unproven[row.id] = None  # now: a canary may fail while the reply is still being read
+        # Parsing, hashing and fsync leave the interpreter free for other replies.
+        result = await asyncio.to_thread(self._keep, row, request, reply)
+        tainted = row.id in self.tainted
+        self.tainted.discard(row.id)
         if isinstance(result, Failure):
+            server.unproven.pop(row.id, None)
             return await self._failed(piece, server, request.id, result)
+        if tainted:
+            self.store.forget(row.id, self.capture.tensor)
+            return 0.0
         if result is not None:
             self.stored[row.id] = result
         self.done[row.id] = len(row.input_ids)
-        server.unproven[row.id] = None
         self.pool.succeeded(server, len(row.input_ids), time.monotonic() - begun)
         return None
 
@@ -220,7 +227,8 @@ class Pass:
 
     def _distrust(self, server: Server) -> None:
         """Ask again what an endpoint returned since its last good canary."""
-        ids = {id for id in server.unproven if id in self.done}
+        self.tainted |= server.unproven.keys() - self.done.keys()
+        ids = server.unproven.keys() & self.done.keys()
         server.unproven = {}
         for id in ids:
             self.store.forget(id, self.capture.tensor)
