@@ -223,7 +223,10 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     one.backlog = Backlog(iter(()), lambda: 0.0, 1)
     server = Server("http://x", 0)
     first, second, *others = rows
-    server.unproven = dict.fromkeys([first, second, "being read"])
+    # The good canary came after the third reply; the fourth row is another server's.
+    arrivals = [*others[:3], first, second, "being read"]
+    one.arrived = {id: (server.url, at) for at, id in enumerate(arrivals)} | {others[3]: ("http://y", 6)}
+    one.reading, server.trusted, server.unproven = {"being read"}, 3, 3
     one._distrust(server)
     assert not server.unproven
     assert one.tainted == {"being read"}
@@ -266,7 +269,8 @@ def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_ag
         assert not store.part(row)
         breaks = False
         assert await one._ask(piece) is None
-        assert one.done.keys() == server.unproven.keys() == {row.id}
+        assert one.done.keys() == one.arrived.keys() == {row.id}
+        assert (server.unproven, one.reading, one.tainted) == (1, set(), set())
         assert store.part(row).keys() == {layers.tensor}
 
     one.pool, one.transport = Pool(1, lambda: 0.0, 1.0, 1.0), Wire()

@@ -23,6 +23,7 @@ from scripts.lib.hidden_states.store import Row, Store, Stored
 from scripts.lib.hidden_states.wire import INFO, read_states, server_problem, states_call, states_request
 from scripts.lib.pool import Pool, Server
 from scripts.lib.progress import duration
+from scripts.lib.provenance import digest
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target
 from scripts.lib.transport import Transport, require_descriptors
@@ -104,7 +105,10 @@ class Pass:
     stored: dict[str, Stored] = field(default_factory=dict)  # files that this pass has finished
     failed: dict[str, str] = field(default_factory=dict)  # why, by sample id
     done: dict[str, int] = field(default_factory=dict)  # tokens by sample id
-    tainted: set[str] = field(default_factory=set)  # replies of a broken server that are still being read
+    replies: int = 0
+    arrived: dict[str, tuple[str, int]] = field(default_factory=dict)  # endpoint and number of each sample's last reply
+    reading: set[str] = field(default_factory=set)  # samples whose reply is being read
+    tainted: set[str] = field(default_factory=set)  # of these, those whose server turned out to be broken
 
     def run(self) -> None:
         """Ask until every row is captured or has failed for good. Raises UserError when there is no hope for more."""
@@ -125,7 +129,15 @@ class Pass:
         async with Transport(_authorization(self.config)) as self.transport, asyncio.TaskGroup() as group:
             canary = Canary(self.config, self.target, self.adapter, self.transport)
             self.supervisor = Supervisor(
-                self.config, ceiling, held, self.pool, canary, self.transport, self._distrust, self.say
+                self.config,
+                ceiling,
+                held,
+                self.pool,
+                canary,
+                self.transport,
+                lambda: self.replies,
+                self._distrust,
+                self.say,
             )
             helpers = [group.create_task(self.supervisor.run()), group.create_task(self._keep_reporting())]
             while self.backlog.open:
@@ -149,7 +161,9 @@ class Pass:
         """One request. None: the row has its end; else the seconds until it is to be asked again."""
         row, settings = piece.row, self.config.transport
         piece.sends += 1
-        request = states_request(f"{row.id}-{self.capture.name}-{piece.sends}", row.input_ids)
+        # The form of all our ids: the adapter knows a reply to another one of them.
+        name = f"{digest(row.id)}-{len(self.capture.sglang_layers)}-{piece.sends}"
+        request = states_request(name, row.input_ids)
         server = await self.pool.acquire(float(len(row.input_ids)), piece.avoid)
         begun = time.monotonic()
         deadline = asyncio.timeout(settings.base_seconds + len(row.input_ids) / settings.min_tokens_per_second)
@@ -161,13 +175,17 @@ class Pass:
             self.pool.release(server, float(len(row.input_ids)))
         if isinstance(reply, Failure):
             return await self._failed(piece, server, request.id, reply)
-        server.unproven[row.id] = None  # now: a canary may fail while the reply is still being read
+        # Noted now: a canary may fail while the reply is still being read.
+        self.arrived[row.id] = server.url, self.replies
+        self.replies += 1
+        self.reading.add(row.id)
+        server.unproven += 1
         # Parsing, hashing and fsync leave the interpreter free for other replies.
         result = await asyncio.to_thread(self._keep, row, request, reply)
+        self.reading.discard(row.id)
         tainted = row.id in self.tainted
         self.tainted.discard(row.id)
         if isinstance(result, Failure):
-            server.unproven.pop(row.id, None)
             return await self._failed(piece, server, request.id, result)
         if tainted:
             self.store.forget(row.id, self.capture.tensor)
@@ -227,9 +245,12 @@ class Pass:
 
     def _distrust(self, server: Server) -> None:
         """Ask again what an endpoint returned since its last good canary."""
-        self.tainted |= server.unproven.keys() - self.done.keys()
-        ids = server.unproven.keys() & self.done.keys()
-        server.unproven = {}
+        if not server.unproven:
+            return
+        server.unproven = 0
+        doubtful = {id for id, (url, at) in self.arrived.items() if url == server.url and at >= server.trusted}
+        ids = doubtful & self.done.keys()
+        self.tainted |= doubtful & self.reading
         for id in ids:
             self.store.forget(id, self.capture.tensor)
             self.done.pop(id)
