@@ -23,7 +23,7 @@ doctor: setup  ## check this machine for the run of CONFIG, as in make doctor CO
 test: $(VENV)/.dev  ## set up, then run the quick tests
 	python -m pytest -n 2 --dist loadgroup -m "not slow and not chaos and not engines and not slurm and not trainers"
 
-test-slow: $(VENV)/.dev  ## the slow tests: real SGLang on the CPU, Slurm, chaos, trainers (about an hour)
+test-slow: $(VENV)/.dev  ## the slow tests: real SGLang and vLLM on the CPU, Slurm, chaos, trainers (about an hour)
 	python -m pytest -m "slow or chaos or engines or slurm or trainers"
 
 test-all: test test-slow  ## every test

@@ -19,7 +19,8 @@ from scripts.lib.provenance import PROJECT, digest
 
 ENVIRONMENTS = PROJECT / "envs"
 _DONE = "drafter-corpus.json"  # in the environment: says of which lock it is a complete installation
-_WITHOUT_DEPENDENCIES = "# --no-deps"  # in an .in file: what follows is taken as it is
+# In an .in file, in this order: what follows is taken as it is; what follows is left out of the lock.
+_WITHOUT_DEPENDENCIES, _LEFT_OUT = "# --no-deps", "# --without"
 
 
 def names() -> list[str]:
@@ -70,14 +71,19 @@ def lock_environment(name: str, say: Callable[[str], None]) -> None:
     source, lock = ENVIRONMENTS / f"{name}.in", ENVIRONMENTS / f"{name}.txt"
     if not source.is_file():
         raise UserError(f"{source}: no such file")
-    resolved, _, exact = source.read_text().partition(_WITHOUT_DEPENDENCIES)
+    wanted, _, left_out = source.read_text().partition(_LEFT_OUT)
+    resolved, _, exact = wanted.partition(_WITHOUT_DEPENDENCIES)
     with tempfile.TemporaryDirectory() as folder:
         report, requirements = Path(folder) / "report.json", Path(folder) / "requirements.in"
         requirements.write_text(resolved)
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
         _run([*command, "--report", str(report), "--requirement", str(requirements)])
         installed = [item["metadata"] for item in json.loads(report.read_text())["install"]]
-    lines = [f"{item['name'].lower().replace('_', '-')}=={item['version']}" for item in installed]
+    versions = {item["name"].lower().replace("_", "-"): item["version"] for item in installed}
+    for name in left_out.splitlines()[1:]:
+        if versions.pop(name, None) is None:
+            raise UserError(f"{source}: `{name}` is to be left out, but nothing asks for it: remove the line")
+    lines = [f"{name}=={version}" for name, version in versions.items()]
     lines += [line for line in exact.splitlines() if "==" in line]
     head = f"# Made by `python -m scripts.create_environment --lock {name}` from {name}.in.\n"
     durable.write_bytes(lock, (head + "\n".join(sorted(lines)) + "\n").encode())

@@ -1,4 +1,4 @@
-"""A real SGLang on the CPU and a model folder that it reads. Made once and kept: they cost minutes."""
+"""A real SGLang and a real vLLM on the CPU, and a model folder that they read. Made once and kept: they cost minutes."""
 
 import os
 import subprocess
@@ -19,6 +19,14 @@ def sglang_environment() -> Path:
     """The `sglang-cpu` environment of envs/."""
     folder = ENVIRONMENTS / "sglang-cpu"
     assert create_environment.main(["--name", "sglang-cpu", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vllm_environment() -> Path:
+    """The `vllm-cpu` environment of envs/."""
+    folder = ENVIRONMENTS / "vllm-cpu"
+    assert create_environment.main(["--name", "vllm-cpu", "--output", str(folder)]) == 0
     return folder
 
 
@@ -50,6 +58,25 @@ def sglang_settings(sglang_environment: Path, model_folder: Path) -> dict:
                 "mamba_strategy": "no_buffer",
                 "flags": {"max-total-tokens": 20000},
                 "env": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+                "linger": 0.5,
+            },
+        },
+    }
+
+
+@pytest.fixture(scope="session")
+def vllm_settings(vllm_environment: Path, model_folder: Path) -> dict:
+    """The configuration of one vLLM server on the CPU, for `parse_config`."""
+    return {
+        "datasets": {"a": {"class": "B", "source": "a.jsonl"}},
+        "model": {"name": str(model_folder), "context_length": 2048},
+        "engine": {
+            "kind": "vllm",
+            "launch": {
+                "environment": str(vllm_environment),
+                "dtype": "bfloat16",
+                "flags": {"enforce-eager": True},
+                "env": {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
                 "linger": 0.5,
             },
         },

@@ -1,9 +1,10 @@
 """Adapters: what is sent, and what real servers answered. Faulty replies are in test_faults.
 
 `replies/` holds whole replies of real servers to the requests that are built here: llama.cpp
-(xllamacpp 2026.10) and SGLang 0.5.23, both serving SmolLM2-135M-Instruct.
+(xllamacpp 2026.10), SGLang 0.5.23 and vLLM 0.32.0, all serving SmolLM2-135M-Instruct.
 """
 
+import re
 from pathlib import Path
 
 import orjson
@@ -149,6 +150,7 @@ ENGINES = {
     "llamacpp": {"kind": "llamacpp"},
     "sglang": {"kind": "sglang"},
     "sglang_chat": {"kind": "sglang", "api": "chat"},
+    "vllm": {"kind": "vllm"},
 }
 
 
@@ -203,7 +205,35 @@ def test_sglang_tells_what_it_is():
     assert facts.models
 
 
-@pytest.mark.parametrize("engine", [*ENGINES.values(), {"kind": "vllm"}])
+def test_vllm_tells_what_it_is():
+    facts = adapter(kind="vllm").read_probe([reply("vllm_models"), reply("vllm_version")])
+    assert (facts.engine, facts.version, facts.context_length) == ("vllm", "0.32.0", 2048)
+    assert (facts.models, facts.weights) == (("/models/smollm2",), "/models/smollm2")
+
+
+def test_vllm_names_the_stop_token_only_when_it_is_not_the_first_of_the_model():
+    answer = adapter(kind="vllm").read(request(), reply("vllm_stop"), 0.0)
+    assert (answer.output_ids[-1], answer.matched_stop) == (2, None)
+    answer = adapter(kind="vllm").read(request(), reply("vllm_stop_id"), 0.0)
+    assert (answer.output_ids, answer.matched_stop) == ([0], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("wrong_model", "wait", "The model `other` does not exist.*the endpoint does not serve the model"),
+        ("wrong_path", "wait", "Not Found: the endpoint does not know this path"),
+        ("bad_field", "permanent", r"top_p must be in \(0, 1\], got 7.0"),
+    ],
+)
+def test_vllm_says_what_it_refuses(name, kind, says):
+    failure = adapter(kind="vllm").read(request(), reply(f"vllm_{name}"), 0.0)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.outcome) == (kind, "rejected")
+    assert re.search(says, failure.reason)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values())
 def test_an_endpoint_that_tells_nothing_is_not_an_error(engine):
     one = adapter(**engine)
     facts = one.read_probe([None for _ in one.probe()])

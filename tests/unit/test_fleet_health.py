@@ -1,5 +1,7 @@
 """Readings of a server's load, and the clocks that decide about it."""
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +40,12 @@ def test_metrics_of_each_engine() -> None:
     assert read_metrics("sglang", SGLANG)[0] == EngineMetrics(12, 4, 0.5, 1500)
     assert read_metrics("vllm", VLLM)[0] == EngineMetrics(2, 1, 0.125, 99)
     assert read_metrics("vllm", "")[0] == EngineMetrics()
+
+
+def test_metrics_of_a_real_vllm() -> None:
+    """Recorded while it answered three requests: labels of reasons, and counters' `_created` beside their totals."""
+    recorded = (Path(__file__).parent / "replies" / "vllm_metrics.txt").read_text()
+    assert read_metrics("vllm", recorded)[0] == EngineMetrics(3, 0, 0.004126547455295726, 170)
 
 
 def test_mark_changes_with_work_only() -> None:
