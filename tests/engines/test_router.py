@@ -1,4 +1,4 @@
-"""sglang-router as the one endpoint in front of two servers: ids exact, and a server may die."""
+"""sglang-router as the one endpoint in front of servers: ids exact, a server may die, and chat is refused."""
 
 import contextlib
 import subprocess
@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import requests
 
+from scripts import prepare_target
+from scripts.lib import durable
+from scripts.lib.config import load_config
+from scripts.lib.fleet.lease import lease
 from scripts.lib.fleet.server import free_port
 from tests.fault_server.answers import Answers
 from tests.generation import Run, prompts, servers
@@ -69,3 +73,35 @@ def test_a_server_behind_the_router_may_die(router_environment: Path, tmp_path: 
         assert run.finish(120) == 0, run.log()
         assert fleet[0].process.poll() is not None
         assert run.check().total() == 80
+
+
+def test_only_native_ids_come_through_to_a_real_sglang(
+    sglang_settings: dict, router_environment: Path, tmp_path: Path
+) -> None:
+    """Chat gives exact ids without the router. Behind it the job stops at its first question, before any prompt."""
+    durable.write_json(tmp_path / "config.json", sglang_settings)
+    arguments = ["--config", str(tmp_path / "config.json"), "--output", str(tmp_path / "target")]
+    assert prepare_target.main(arguments) == 0
+    with lease(load_config(tmp_path / "config.json"), tmp_path / "target", tmp_path / "state", "short") as held:
+        server = held.endpoints()[0].url
+        with router(router_environment, tmp_path / "router.log", [server]) as routed:
+
+            def job(name: str, url: str, api: str) -> tuple[Run, int]:
+                engine = {"api": api, "served_model": sglang_settings["model"]["name"]}
+                patience = {"min_tokens_per_second": 1, "base_seconds": 120, "idle_seconds": 120}
+                config = {"engine": engine, "transport": patience}
+                run = Run(tmp_path / name, prompts(8), [url], kind="sglang", max_tokens=16, config=config)
+                return run, run.finish(300)
+
+            exact = [job("native", routed, "native"), job("chat", server, "chat")]
+            refused, refusal = job("refused", routed, "chat")
+    for run, code in exact:
+        assert code == 0, run.log()
+        for row, prompt in zip(run.completions(), run.rows, strict=True):
+            [turn] = row.turns
+            assert (row.id, row.outcome) == (prompt.id, "ok" if turn.finish_reason == "stop" else "length")
+            assert (turn.prompt_ids, turn.ids_origin) == (run.target.render(prompt.messages), "engine")
+            assert len(turn.output_ids) == 16 or turn.output_ids[-1] in run.target.eos_ids
+    assert refusal == 1
+    assert "the server returns no token ids: set engine.api to native" in refused.log()
+    assert refused.journalled() == set()

@@ -29,7 +29,10 @@ _OURS = re.compile(r"[0-9a-f]{32}-\d+-\d+")  # a request's id, as `dialogue` mak
 
 
 class SGLang:
-    """Adapter of an SGLang server or of sglang-router in front of several."""
+    """Adapter of an SGLang server, or natively of sglang-router in front of several.
+
+    The router (0.3.2) passes on only the chat fields that it knows: not `input_ids`, `rid`, `return_token_ids`.
+    """
 
     exact = True
 
@@ -133,8 +136,8 @@ class SGLang:
         if not isinstance(ids, list):
             return Failure(
                 "fatal",
-                "the server returns no token ids (SGLang before `return_token_ids`): set engine.api to native, or use a "
-                "newer version",
+                "the server returns no token ids: set engine.api to native (SGLang without `return_token_ids` is too old "
+                "for chat, and sglang-router takes that field away)",
             )
         usage = body.get("usage") or {}
         answer = Answer(
