@@ -98,7 +98,7 @@ class Launch(Section):
     attention_backend: str | None = Field(None, description="SGLang's --attention-backend; `flashinfer` on SM120.")
     mem_fraction_static: float | None = Field(None, gt=0, lt=1)
     max_running_requests: int | None = Field(None, gt=0)
-    mamba_strategy: Literal["auto", "no_buffer", "extra_buffer"] | None = Field(
+    mamba_strategy: Literal["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"] | None = Field(
         None, description="SGLang's mamba cache strategy, whatever the installed version calls the flag."
     )
     reasoning_parser: str | None = None

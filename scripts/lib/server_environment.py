@@ -21,6 +21,8 @@ ENVIRONMENTS = PROJECT / "envs"
 _DONE = "drafter-corpus.json"  # in the environment: says of which lock it is a complete installation
 # In an .in file, in this order: what follows is taken as it is; what follows is left out of the lock.
 _WITHOUT_DEPENDENCIES, _LEFT_OUT = "# --no-deps", "# --without"
+# Published in several builds of one version: `==2.13.0` may be met by 2.13.0+cpu, `===2.13.0` may not.
+_BUILDS = ("torch", "torchaudio", "torchvision")
 
 
 def names() -> list[str]:
@@ -83,7 +85,7 @@ def lock_environment(name: str, say: Callable[[str], None]) -> None:
     for name in left_out.splitlines()[1:]:
         if versions.pop(name, None) is None:
             raise UserError(f"{source}: `{name}` is to be left out, but nothing asks for it: remove the line")
-    lines = [f"{name}=={version}" for name, version in versions.items()]
+    lines = [f"{name}{'===' if name in _BUILDS else '=='}{version}" for name, version in versions.items()]
     lines += [line for line in exact.splitlines() if "==" in line]
     head = f"# Made by `python -m scripts.create_environment --lock {name}` from {name}.in.\n"
     durable.write_bytes(lock, (head + "\n".join(sorted(lines)) + "\n").encode())

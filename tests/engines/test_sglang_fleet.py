@@ -14,6 +14,7 @@ from scripts.lib.errors import UserError
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.launch.sglang import installed_help, mamba_flag
 from scripts.lib.fleet.lease import lease
+from tests.help_options import options, recorded
 from tests.stages.test_fleet import until
 
 pytestmark = pytest.mark.engines
@@ -24,6 +25,8 @@ def test_mamba_flag_of_the_installed_version(sglang_environment: Path) -> None:
     assert mamba_flag(text, "extra_buffer") == ("mamba-radix-cache-strategy", "extra_buffer")
     with pytest.raises(UserError, match="knows auto, no_buffer, extra_buffer, extra_buffer_lazy, not `half_buffer`"):
         mamba_flag(text, "half_buffer")
+    # The flags of our launches are checked against what was recorded of the whole package, with its gRPC servicer.
+    assert options(text).items() <= recorded("sglang").items()
 
 
 def test_server_generates_reports_its_load_and_leaves_no_scheduler_behind(
@@ -38,7 +41,7 @@ def test_server_generates_reports_its_load_and_leaves_no_scheduler_behind(
         answer = requests.post(f"{endpoint.url}/generate", json=body, timeout=300).json()
         assert len(answer["output_ids"]) == 8
         until(lambda: (held.metrics()[endpoint.url].generated or 0) >= 8)
-        assert held.metrics()[endpoint.url].running == 0
+        until(lambda: held.metrics()[endpoint.url].running == 0)  # this series comes a reading later
         folder = str(held.meeting.directory)
         server = processes.marked(folder)
         assert "sglang::scheduler" in {process.name() for process in server}

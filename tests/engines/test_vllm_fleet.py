@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,11 +17,19 @@ from scripts.lib.fleet.lease import lease
 from scripts.lib.provenance import PROJECT
 from scripts.lib.records import Completion, Message, Prompt, read_provenance, read_rows
 from scripts.lib.target import load_target
+from tests.help_options import options, recorded
 from tests.stages.test_fleet import until
 
 pytestmark = pytest.mark.engines
 
 MAX_TOKENS = 24
+
+
+def test_options_are_those_recorded(vllm_environment: Path) -> None:
+    """Those of our launches are checked against the record."""
+    command = [vllm_environment / "bin" / "vllm", "serve", "--help=all"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert options(done.stdout) == recorded("vllm")
 
 
 def test_job_is_answered_and_nothing_is_left_behind(

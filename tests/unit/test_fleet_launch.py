@@ -15,12 +15,10 @@ from scripts.lib.fleet.launch import gpu_groups, plan, signature, with_flags
 from scripts.lib.fleet.launch.llamacpp import affordable_slots, cache_bytes_per_token
 from scripts.lib.fleet.launch.sglang import mamba_flag
 from scripts.lib.gguf_header import read_header
+from tests.help_options import RECORDED, recorded
 
-# The parts of `--help` that matter, in the wording of SGLang 0.5.23 and of a version before the rename.
-HELP_NEW = """\
-  --mamba-radix-cache-strategy {auto,no_buffer,extra_buffer,extra_buffer_lazy}
-                        The strategy to use for mamba radix cache.
-"""
+HELP_NEW = (RECORDED / "sglang.txt").read_text()
+# The one line that matters, in the wording of an SGLang before the rename.
 HELP_OLD = """\
   --mamba-scheduler-strategy {auto,no_buffer,extra_buffer}
                         The strategy to use for mamba scheduler.
@@ -173,6 +171,35 @@ def test_vllm_command(target: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UserError, match="attention_backend: is a setting of SGLang"):
         plan(configured("vllm", environment=venv, attention_backend="flashinfer"), target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "more"),
+    [
+        ("sglang", "python", {"attention_backend": "flashinfer", "mamba_strategy": "extra_buffer"}),
+        ("sglang", "python", {"attention_backend": "triton", "mamba_strategy": "extra_buffer_lazy"}),
+        ("vllm", "vllm", {}),
+    ],
+)
+def test_every_flag_of_ours_is_one_of_the_real_server(
+    kind: str, program: str, more: dict, target: Path, tmp_path: Path
+) -> None:
+    """Against what `--help` of the locked versions prints: the name, and whether a value follows and which."""
+    venv = environment(tmp_path, program, help_text=HELP_NEW)
+    model = {"name": "owner/model", "revision": "abc", "tokenizer": "owner/other", "trust_remote_code": True}
+    settings = {
+        "gpus_per_replica": 1, "tensor_parallel": 1, "data_parallel": 1, "mem_fraction_static": 0.8,
+        "max_running_requests": 8, "reasoning_parser": "qwen3", "dtype": "bfloat16", **more,
+    }  # fmt: skip
+    gpu, cpu = settings, {**settings, "gpus_per_replica": 0}
+    known = recorded(kind)
+    for launch in (gpu, cpu):
+        [one] = plan(configured(kind, model=model, environment=venv, **launch), target)
+        for name, value in flags(one.command[3:]).items():
+            wanted = known[f"--{name}"]
+            assert (value is True) == (wanted == ""), name
+            if wanted.startswith("{"):
+                assert value in wanted.strip("{}").split(","), name
 
 
 @pytest.mark.parametrize(
