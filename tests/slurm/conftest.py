@@ -1,5 +1,6 @@
 """A real Slurm of one node with two GPUs (devices that nothing answers at), for the time of a test session."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -10,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.lib.provenance import PROJECT
 
 GPUS = 2
+CLUSTER = "drafter-corpus-test"
 _SETTINGS = Path("/etc/slurm")
 _FILES = ("slurm.conf", "gres.conf", "cgroup.conf")
 
@@ -25,6 +28,7 @@ class Slurm:
 
     folder: Path
     plugin: Path
+    host: str
 
     def run(self, *command: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -33,6 +37,36 @@ class Slurm:
         """(job id, state, comment) of every job that Slurm remembers; the plugin's comment names the rule."""
         lines = self.run("squeue", "--all", "--noheader", "--states=all", "--format=%i|%T|%k").splitlines()
         return [tuple(line.split("|", 2)) for line in lines]
+
+    def kill_node(self) -> None:
+        """Kill everything of the node at once (its daemon, those that supervise jobs, all processes of the jobs).
+
+        Slurm is told, as a health check does: by itself it believes the jobs alive until the daemon has been silent
+        for SlurmdTimeout, 300 s by default.
+        """
+        dying = []
+        for process in psutil.process_iter(["name", "cwd", "environ"]):
+            daemon = process.info["name"] in ("slurmd", "slurmstepd") and process.info["cwd"] == str(self.folder)
+            script = (process.info["environ"] or {}).get("SLURM_CLUSTER_NAME") == CLUSTER
+            if daemon or script:
+                dying.append(process)
+        for process in dying:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(dying, timeout=30)
+        self.run("scontrol", "update", f"nodename={self.host}", "state=down", "reason=died")
+
+    def boot_node(self) -> None:
+        """The node comes back; returns when it is taken in again (ReturnToService)."""
+        with open(self.folder / "daemons.log", "ab") as log:
+            subprocess.run(["slurmd", "-N", self.host], check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.await_node()
+
+    def await_node(self) -> None:
+        end = time.monotonic() + 60
+        while "idle" not in self.run("sinfo", "--noheader", "--format=%T"):
+            assert time.monotonic() < end, (self.folder / "slurmctld.log").read_text()[-2000:]
+            time.sleep(0.2)
 
 
 def _shell(command: str) -> None:
@@ -52,7 +86,7 @@ def _configure(folder: Path, host: str) -> None:
         # Slurm sets CUDA_VISIBLE_DEVICES for character devices only; 195 is the NVIDIA driver's number.
         os.mknod(folder / "gpu" / f"nvidia{index}", 0o600 | 0o020000, os.makedev(195, index))
     settings = {
-        "ClusterName": "test",
+        "ClusterName": CLUSTER,
         "SlurmctldHost": f"{host}(127.0.0.1)",
         "SlurmUser": "root",
         "SlurmdUser": "root",
@@ -122,11 +156,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         with open(folder / "daemons.log", "wb") as log:
             for command in (["slurmctld", "-c"], ["slurmd", "-N", host]):
                 subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        cluster = Slurm(folder, plugin)
-        end = time.monotonic() + 60
-        while "idle" not in cluster.run("sinfo", "--noheader", "--format=%T"):
-            assert time.monotonic() < end, (folder / "slurmctld.log").read_text()[-2000:]
-            time.sleep(0.2)
+        cluster = Slurm(folder, plugin, host)
+        cluster.await_node()
         yield cluster
     finally:
         _stop(folder)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import orjson
@@ -12,7 +13,11 @@ import psutil
 import pytest
 
 from scripts.lib import records
+from scripts.lib.journal import scan
 from scripts.lib.records import Completion, Prompt
+from scripts.lib.target import load_target
+from tests.fault_server.answers import Answers, digest
+from tests.generation import servers
 from tests.slurm.conftest import Slurm
 from tests.workflow.project import Project, wait_for
 
@@ -29,6 +34,7 @@ CONFIG = {
         "conversations": {"class": "A", "source": "config/prompts/conversations.jsonl", "max_samples": 4},
     },
 }
+IN_FLIGHT = 4  # of both jobs together
 # What a site changes in profiles/slurm: sizes, and no accounting here.
 SITE = [
     "--default-resources", "mem_mb=500", "runtime=20",
@@ -132,6 +138,52 @@ def test_job_that_slurm_ends_is_submitted_again_and_goes_on(project: Submission,
     assert any(f"-{killed[0]}-" in label for label in project.server_logs())
     assert {job: state for job, state, _ in slurm.jobs()}[killed[0]] != "COMPLETED"
     wait_for(lambda: not fleet_left(project), 30, "the servers to end with their allocations")
+
+
+def test_node_that_dies_and_comes_back(project: Submission, slurm: Slurm, tmp_path: Path) -> None:
+    """All jobs die with their node; Slurm requeues them, and nothing that was answered is asked again."""
+    with servers(tmp_path, 1, Answers(31), dialect="llamacpp", tokens_per_second=20) as [server]:
+        engine = {"kind": "llamacpp", "endpoints": [server.url]}
+        lanes = {"short": {"max_tokens": 64, "concurrency": IN_FLIGHT}}
+        code = {"class": "B", "source": "config/prompts/code.jsonl"}
+        project.configure({**CONFIG, "engine": engine, "lanes": lanes, "datasets": {"code": code}})
+        before = {job for job, _, _ in slurm.jobs()}
+        running = project.start(*(f"results/completions/code/00{shard}.parquet" for shard in range(2)))
+        try:
+            wait_for(lambda: all(len(answered(project, shard)) > 2 for shard in range(2)), 600, "answers of both jobs")
+            died = [job for job, state, _ in slurm.jobs() if state == "RUNNING"]
+            slurm.kill_node()
+            kept = answered(project, 0) | answered(project, 1)
+            wait_for(lambda: {state for job, state, _ in slurm.jobs() if job in died} == {"PENDING"}, 60, "the requeue")
+            slurm.boot_node()
+            # Slurm holds them back for two minutes, so that late orders to kill the dead jobs don't meet the new ones.
+            assert running.wait(project.patience) == 0, (project.folder / "killed.log").read_text()
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGTERM)
+                running.wait(60)
+        asked = Counter(line["prompt"] for line in server.served())
+    # The same two jobs went on, Snakemake submitted nothing anew.
+    assert len(died) == 2
+    assert {job: state for job, state, _ in slurm.jobs() if job in died} == dict.fromkeys(died, "COMPLETED")
+    assert len({job for job, _, _ in slurm.jobs()} - before) == 3  # with the one that prepared the prompts
+    assert set(project.outcomes()) >= kept
+    again, whole = set(), load_target(project.result("target"))
+    for path in project.result("prompts/code").glob("0*.parquet"):
+        for prompt in records.read_rows(path, Prompt):
+            first = next(n for n, message in enumerate(prompt.messages) if message.role == "user")
+            times = asked[digest(whole.render(prompt.messages[: first + 1]))]
+            assert times >= 1
+            if times > 1:
+                again.add(prompt.id)
+    assert not again & kept
+    assert len(again) <= IN_FLIGHT
+
+
+def answered(project: Submission, shard: int) -> set[str]:
+    """Prompts of a shard whose answer is safe."""
+    path = project.result(f"state/journals/code/00{shard}.journal")
+    return {head[1] for _, head, _ in scan(path) if head and head[0] == "done"} if path.exists() else set()
 
 
 def test_failed_start_leads_to_the_servers_log(project: Submission, slurm: Slurm) -> None:
