@@ -248,7 +248,7 @@ def contend(contender: str, folder: str, url: str, in_flight: str, count: str) -
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=__doc__.splitlines()[0])
     parser.add_argument("--contender", nargs=5, help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, default=5_000, help="completions of each measurement")
+    parser.add_argument("--count", type=int, default=20_000, help="completions of each measurement")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of an answer")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[128, 2_000])
     parser.add_argument("--rounds", type=int, default=3)

@@ -121,7 +121,7 @@ def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequen
         end -= 1
     ids = list(output_ids[:end])
     tools: tuple[int, ...] = ()
-    if not target.tool_ids.isdisjoint(output_ids):
+    if target.tool_ids and not target.tool_ids.isdisjoint(output_ids):
         tools = tuple(token for token in output_ids if token in target.tool_ids)
     if target.harmony is not None:
         return _split_harmony(target, ids, tools)
