@@ -20,6 +20,7 @@ from scripts.lib import durable
 from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
 from scripts.lib.errors import UserError, explain
 from scripts.lib.hidden_states.plan import dry_run as hidden_states_plan
+from scripts.lib.hidden_states.plan import require_engine as require_hidden_states_engine
 from scripts.lib.server_environment import names as environment_names
 from scripts.lib.sources import evaluation_files, local_files
 

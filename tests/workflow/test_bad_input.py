@@ -49,3 +49,12 @@ def test_broken_line_is_named_by_file_and_line(project):
     config = {"datasets": {"a": {"class": "B", "source": "a.jsonl"}}, "cleaning": {"max_reject_rate": 0.1}}
     output = fails(project, config, "prompts")
     assert "a.jsonl:2" in output
+
+
+def test_hidden_states_of_an_engine_that_has_none_are_refused_before_the_corpus_is_made(project):
+    (project.folder / "a.jsonl").write_text('{"prompt": "one"}\n')
+    project.configure({"datasets": {"a": {"class": "B", "source": "a.jsonl"}}})
+    done = project.snakemake("hidden_states", check=False)
+    assert done.returncode != 0
+    assert "engine.kind: hidden states come from SGLang, not from `llamacpp`" in done.stdout
+    assert not (project.folder / "results" / "target").exists()

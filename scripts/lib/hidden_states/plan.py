@@ -58,14 +58,19 @@ class Plan:
         return NUMBER_BYTES * sum(capture.width for capture in self.captures) + TOKEN_BYTES
 
 
-def make_plan(config: Config) -> Plan:
-    """What to capture. Raises UserError when the configuration or the model has no such states."""
-    settings = config.hidden_states
+def require_engine(config: Config) -> None:
+    """Raise UserError when the configured engine returns no hidden states."""
     if config.engine.kind != "sglang":
         raise UserError(
             f"engine.kind: hidden states come from SGLang, not from `{config.engine.kind}`: "
             "give hidden_states a configuration whose engine is `sglang`"
         )
+
+
+def make_plan(config: Config) -> Plan:
+    """What to capture. Raises UserError when the configuration or the model has no such states."""
+    settings = config.hidden_states
+    require_engine(config)
     shape = model_shape(config)
     layers = tuple(settings.layers or (2, shape.layers // 2, shape.layers - 3))
     if layers[-1] >= shape.layers or list(layers) != sorted(set(layers)):
