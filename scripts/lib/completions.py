@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import os
 import random
 import signal
 import sys
@@ -39,7 +38,7 @@ from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target, load_target
-from scripts.lib.transport import Transport, require_descriptors
+from scripts.lib.transport import Transport, authorization, require_descriptors
 
 _LINE_SECONDS = 5.0  # between lines about the whole run, whichever job says them
 _OWN_LINE_SECONDS = 30.0  # between a job's lines about its own shard
@@ -224,7 +223,8 @@ class Generation:
         """Ask until every prompt has its outcome, or something stops the job."""
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with _signals(stop):
-            async with self._session() as self.transport:
+            through_proxy = self.config.engine.kind == "openai"
+            async with Transport(authorization(self.config.engine), through_proxy=through_proxy) as self.transport:
                 canary = Canary(self.config, self.target, self.adapter, self.transport)
                 self.supervisor = supervisor = Supervisor(
                     self.config,
@@ -257,18 +257,6 @@ class Generation:
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
                     self.answered.journal.write()
                     self.budget.save(give_back=True)
-
-    def _session(self) -> Transport:
-        headers = {}
-        name = self.config.engine.api_key_env
-        if name:
-            key = os.environ.get(name)
-            if not key:
-                raise UserError(
-                    f"engine.api_key_env: the environment variable {name} is not set: put the API key there"
-                )
-            headers["Authorization"] = f"Bearer {key}"
-        return Transport(headers, through_proxy=self.config.engine.kind == "openai")
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
         prompts = read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered))

@@ -6,6 +6,7 @@ Servers of our own (`http://`) are reached by `connections`; hosted APIs, with T
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from types import TracebackType
 
 import aiohttp
 
+from scripts.lib.config import Engine
 from scripts.lib.connections import CONNECT_SECONDS, KEEPALIVE_SECONDS, Broken, Connections, Unreachable
 from scripts.lib.engines.base import Call, Failure, Kind, Reply
 from scripts.lib.errors import UserError
@@ -32,6 +34,21 @@ def require_descriptors(concurrency: int) -> None:
                 f"(ulimit -Hn {needed}) or lower the lane's concurrency"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def authorization(engine: Engine) -> dict[str, str]:
+    """The header that carries the API key, if there is one. Raises UserError when the environment lacks it."""
+    name = engine.api_key_env
+    if not name:
+        return {}
+    key = os.environ.get(name, "").strip()  # a key that was read from a file ends with a line break
+    if not key:
+        raise UserError(f"engine.api_key_env: the environment variable {name} is not set: put the API key there")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"engine.api_key_env: what {name} holds is no API key: it has characters that no header may have"
+        )
+    return {"Authorization": f"Bearer {key}"}
 
 
 class Transport:

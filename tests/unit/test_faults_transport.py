@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from scripts.lib.config import Sampling, parse_config
+from scripts.lib.config import Engine, Sampling, parse_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Call, EngineMetrics, Failure, Reply, Request
 from scripts.lib.errors import UserError
 from scripts.lib.pool import Pool
-from scripts.lib.transport import Transport, require_descriptors
+from scripts.lib.transport import Transport, authorization, require_descriptors
 from tests.fault_server.server import FaultServer, Settings
 
 ADAPTER = adapter_for(
@@ -321,6 +321,20 @@ def test_refused_connection_takes_the_endpoint_out(hosted: bool) -> None:
         assert not failure.billed
 
     run(test)
+
+
+def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert authorization(Engine()) == {}
+    engine = Engine(api_key_env="A_KEY")
+    monkeypatch.delenv("A_KEY", raising=False)
+    with pytest.raises(UserError, match="A_KEY is not set"):
+        authorization(engine)
+    monkeypatch.setenv("A_KEY", "k-1\n")
+    assert authorization(engine) == {"Authorization": "Bearer k-1"}
+    monkeypatch.setenv("A_KEY", "k-1\r\nHost: elsewhere")
+    with pytest.raises(UserError, match="no header may have") as caught:
+        authorization(engine)
+    assert "k-1" not in str(caught.value)
 
 
 def test_open_files_are_raised_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

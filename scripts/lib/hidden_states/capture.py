@@ -1,7 +1,6 @@
 """One pass: every row that lacks a capture is sent through servers that return it."""
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Callable, Container, Iterator
@@ -26,7 +25,7 @@ from scripts.lib.progress import duration
 from scripts.lib.provenance import digest
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target
-from scripts.lib.transport import Transport, require_descriptors
+from scripts.lib.transport import Transport, authorization, require_descriptors
 
 LANE = "hidden_states"
 _LINE_SECONDS = 10.0
@@ -69,7 +68,7 @@ def prepare(config: Config, capture: Capture) -> Config:
 
 
 async def _problems(config: Config, capture: Capture) -> dict[str, str | None]:
-    async with Transport(_authorization(config)) as transport:
+    async with Transport(authorization(config.engine)) as transport:
         found: dict[str, str | None] = {}
         for url in config.engine.endpoints:
             reply = await transport.call(url.rstrip("/"), INFO, seconds=30.0)
@@ -78,15 +77,6 @@ async def _problems(config: Config, capture: Capture) -> dict[str, str | None]:
             else:
                 found[url] = server_problem(reply.json(), capture)
         return found
-
-
-def _authorization(config: Config) -> dict[str, str]:
-    name = config.engine.api_key_env
-    if not name:
-        return {}
-    if not os.environ.get(name):
-        raise UserError(f"engine.api_key_env: the environment variable {name} is not set: put the API key there")
-    return {"Authorization": f"Bearer {os.environ[name]}"}
 
 
 @dataclass(eq=False)
@@ -126,7 +116,7 @@ class Pass:
         self._warned = float("-inf")
         self.pool = Pool(ceiling, time.monotonic, settings.ramp_per_second, settings.idle_seconds)
         self.backlog: Backlog[Piece] = Backlog(self._pieces(self.missing), time.monotonic, 2 * ceiling)
-        async with Transport(_authorization(self.config)) as self.transport, asyncio.TaskGroup() as group:
+        async with Transport(authorization(self.config.engine)) as self.transport, asyncio.TaskGroup() as group:
             canary = Canary(self.config, self.target, self.adapter, self.transport)
             self.supervisor = Supervisor(
                 self.config,
