@@ -47,7 +47,7 @@ _BUDGET_SECONDS = 0.5
 _WARN_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _RENDERED_AHEAD = 32  # prompts; some milliseconds
-_GARBAGE = 20_000  # new objects between two looks for cycles
+_GARBAGE = 100_000  # new objects between two looks for cycles
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
 
@@ -113,11 +113,10 @@ def generate(shard: Shard) -> None:
         changed = "; ".join(differences(made_for, target.provenance()))
         raise UserError(f"{shard.prompts} was made for another target ({changed}): delete it and run again")
     # The imported libraries are a million objects that live for ever: don't let the collector look through them.
-    gc.collect()
     gc.freeze()
     # An answer is a few hundred objects that die by themselves: looking for cycles at each seven hundredth costs as much
     # as reading it.
-    gc.set_threshold(_GARBAGE, 20, 50)
+    gc.set_threshold(_GARBAGE, 50, 100)
     answered = Answered(
         shard.state,
         shard.dataset,

@@ -141,7 +141,7 @@ class Dialogue:
             provider=answer.provider,
             endpoint=endpoint,
             cost_usd=(answer.cost_usd or 0.0) + (work.part.cost_usd if work.part else 0.0),
-            seconds=round(seconds + (work.part.seconds if work.part else 0.0), 3),
+            seconds=int(1000 * (seconds + (work.part.seconds if work.part else 0.0))) / 1000,
             seed=request.seed,
         )
         if verdict.outcome in ("length", "reasoning_only", "repetition") and self._wants_more(work, turn, verdict):

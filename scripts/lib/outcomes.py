@@ -31,11 +31,17 @@ def repeating_tail(
 ) -> tuple[int, int] | None:
     """(period, repeats) of the pattern that `ids` end with, when it comes at least `min_repeats` times.
 
-    The shortest such period. Give the ids without the stop token. Cost: a few comparisons per period
-    for text that doesn't loop.
+    The shortest such period. Give the ids without the stop token. Cost: a few comparisons per place where the
+    last id came before.
     """
     length = len(ids)
-    for period in range(1, max_period + 1):
+    backwards = list(ids[-2 : -2 - max_period : -1])
+    period = 0
+    while True:
+        try:
+            period = backwards.index(ids[-1], period) + 1
+        except (ValueError, IndexError):
+            return None
         needed = period * (min_repeats - 1)  # matches of an id with the one a period earlier
         if needed + period > length:
             return None
@@ -46,7 +52,6 @@ def repeating_tail(
             position -= 1
         if matches >= needed:
             return period, matches // period + 1
-    return None
 
 
 def judge(answer: Answer, ids: Sequence[int], output: Output, tools_given: bool, eos_ids: frozenset[int]) -> Verdict:

@@ -216,7 +216,7 @@ class Pool:
         Near the end of the prompts it ends earlier when it waits for a place on a fast server: the others have
         nothing to do by then but to wait for it. A spared server runs empty and seems fast then, so it stays spared.
         """
-        if self.left is None:
+        if self.left is None or len(self.servers) == 1:
             return free
         now = self.clock()
         fastest = max((s.speed or 0.0 for s in self.ready() if s.paused_until <= now), default=0.0)
