@@ -5,19 +5,11 @@ Snakemake deletes declared outputs before it reruns a job, so the declared outpu
 """
 
 
-def hidden_states_receipt(wildcards):
-    """Asked for only when somebody wants hidden states: says that there are none before the corpus is made."""
-    try:
-        require_hidden_states_engine(CONFIG)
-    except UserError as error:
-        raise WorkflowError(str(error)) from None
-    return "results/state/hidden_states.json"
-
-
 rule hidden_states:
     """Hidden states of the samples that `hidden_states` in the configuration names."""
     input:
-        hidden_states_receipt,
+        # Says that an engine has none before the corpus is made.
+        lambda wildcards: require_hidden_states_engine(CONFIG) or "results/state/hidden_states.json",
 
 
 rule extract_hidden_states:
