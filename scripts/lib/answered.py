@@ -86,34 +86,33 @@ class IdIndex:
     """
 
     def __init__(self) -> None:
-        self._filling = array("q")  # high half of the id, low half, position, one after another
-        self._sorted: tuple[array, array, array] | None = None
+        # Highs and lows (the halves of the ids) and positions; from the first lookup on sorted by id, the latest of each.
+        self._columns = array("q"), array("q"), array("q")
+        self._sorted = True
 
     def add(self, id: str, position: int) -> None:
-        self._filling.extend((*_halves(id), position))
-        self._sorted = None
+        for column, value in zip(self._columns, (*_halves(id), position)):
+            column.append(value)
+        self._sorted = False
 
-    def _columns(self) -> tuple[array, array, array]:
-        """Highs, lows and positions, sorted by id, the latest of each."""
-        if self._sorted is None:
-            table = np.frombuffer(self._filling, dtype=np.int64).reshape(-1, 3)
+    def _sort(self) -> tuple[array, array, array]:
+        if not self._sorted:
+            high, low, position = (np.frombuffer(column, np.int64) for column in self._columns)
             # Stable: of equal ids the last one added comes last, and only that one stays.
-            table = table[np.lexsort((table[:, 1], table[:, 0]))]
-            if len(table):
-                last = np.ones(len(table), bool)
-                last[:-1] = np.any(table[1:, :2] != table[:-1, :2], axis=1)
-                table = table[last & (table[:, 2] >= 0)]
-            self._filling = array("q", table.tobytes())
-            high, low, position = (array("q", table[:, column].tobytes()) for column in range(3))
-            self._sorted = high, low, position
-        return self._sorted
+            order = np.lexsort((low, high))
+            last = np.ones(len(order), bool)
+            last[:-1] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
+            order = order[last & (position[order] >= 0)]
+            self._columns = tuple(array("q", column[order].tobytes()) for column in (high, low, position))
+            self._sorted = True
+        return self._columns
 
     def get(self, id: str) -> int | None:
         """Position of the latest record of `id`."""
-        highs, lows, positions = self._columns()
-        if not highs:
-            return None
-        high, low = _halves(id)
+        return self._find(*_halves(id)) if self._sort()[0] else None
+
+    def _find(self, high: int, low: int) -> int | None:
+        highs, lows, positions = self._columns
         first = bisect_left(highs, high)
         at = bisect_left(lows, low, first, bisect_right(highs, high, first))
         if at < len(highs) and highs[at] == high and lows[at] == low:
@@ -124,21 +123,17 @@ class IdIndex:
         return self.get(id) is not None
 
     def __len__(self) -> int:
-        return len(self._columns()[0])
+        return len(self._sort()[0])
 
     def missing_in(self, other: "IdIndex") -> int:
         """How many of these ids `other` does not have."""
-
-        def pairs(index: IdIndex) -> np.ndarray:
-            highs, lows, _ = index._columns()
-            return np.rec.fromarrays([np.array(highs, np.int64), np.array(lows, np.int64)])
-
-        mine = pairs(self)
-        return len(mine) - int(np.isin(mine, pairs(other)).sum())
+        highs, lows, _ = self._sort()
+        other._sort()
+        return sum(other._find(high, low) is None for high, low in zip(highs, lows))
 
     def positions(self) -> list[int]:
         """All positions, ascending."""
-        return sorted(self._columns()[2])
+        return sorted(self._sort()[2])
 
 
 def _halves(id: str) -> tuple[int, int]:
