@@ -1,9 +1,13 @@
-"""Uploads and backups on a real S3 server on loopback."""
+"""Sources, uploads and backups on a real S3 server on loopback."""
 
+import io
 import json
 import os
 import socket
 
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -11,6 +15,8 @@ from scripts import backup_training, restore_training, upload_results
 from scripts.lib import durable
 from scripts.lib.config import Upload
 from scripts.lib.errors import UserError
+from scripts.lib.sources import read_rows
+from scripts.lib.sources.remote import remote_files
 from scripts.lib.stores import File, TransferError, open_store, s3
 from scripts.lib.upload import Uploader
 from tests.corpora import bytes_of, corpus
@@ -228,3 +234,31 @@ def test_command_lines(server, prefix, tmp_path, capsys):
     name = capsys.readouterr().out.strip()
     assert restore_training.main([*new, *fetch, "--name", name]) == 0
     assert bytes_of(tmp_path / "new/training") == before
+
+
+@pytest.mark.parametrize("source", ["", "/", "/*.jsonl", "/a.jsonl"])
+def test_prompts_are_read_from_a_bucket(server, prefix, source, monkeypatch):
+    """A glob, a folder, one file; ranges of it, as Parquet needs them."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    folder = f"{prefix.removeprefix(f's3://{BUCKET}/')}"
+    rows = [{"prompt": f"Question number {n}: why?"} for n in range(3000)]
+    for name in ("a", "b"):
+        body = b"".join(orjson.dumps(row) + b"\n" for row in rows)
+        server.client.put_object(Bucket=BUCKET, Key=f"{folder}/{name}.jsonl", Body=body)
+    table = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), table, row_group_size=500)
+    server.client.put_object(Bucket=BUCKET, Key=f"{folder}/c.parquet", Body=table.getvalue())
+    files = remote_files(prefix + source, "datasets.d.source")
+    names = {"": "ab c", "/": "ab c", "/*.jsonl": "ab", "/a.jsonl": "a"}[source].replace(" ", "")
+    assert [file.name.rpartition("/")[2][0] for file in files] == list(names)
+    assert [row.value["prompt"] for row in read_rows(files)] == [row["prompt"] for row in rows] * len(names)
+    assert all(file.describe()["size"] for file in files)
+
+
+def test_a_source_that_the_bucket_does_not_give(server, prefix, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    with pytest.raises(UserError, match=r"datasets.d.source: s3://.*no file matches"):
+        remote_files(f"{prefix}/*.jsonl", "datasets.d.source")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(UserError, match=r"datasets.d.source: s3://.*can't be reached"):
+        remote_files(f"{prefix}/*.jsonl", "datasets.d.source")

@@ -4,8 +4,10 @@ S3 goes through Arrow's own client: credentials, `AWS_REGION` and `AWS_ENDPOINT_
 protocols need their fsspec package installed.
 """
 
+import contextlib
 import io
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +36,10 @@ def remote_files(source: str, where: str) -> list[SourceFile]:
             paths = sorted(found for found in filesystem.find(path) if kind_of(found))
         else:
             paths = [path]
+        if not paths:
+            # `glob` and `find` take a folder that may not be listed for an empty one.
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.ls(re.split(r"[*?\[]", path)[0].rpartition("/")[0])
     except ImportError as error:
         raise UserError(f"{where}: {shown}: needs a package that isn't installed: {error}") from None
     except (OSError, ValueError, *_network_errors()) as error:
