@@ -66,6 +66,8 @@ class Canary:
         settings = self.config.transport
         seconds = settings.base_seconds + _MAX_TOKENS / settings.min_tokens_per_second
         reply = await self.transport.call(url, self.adapter.request(request), seconds=seconds)
+        if isinstance(reply, Failure) and reply.kind == "free":  # of the connection, not of the endpoint
+            reply = await self.transport.call(url, self.adapter.request(request), seconds=seconds)
         if isinstance(reply, Failure):
             return reply
         answer = self.adapter.read(request, reply, 0.0)

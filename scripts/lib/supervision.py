@@ -45,7 +45,7 @@ class Supervisor:
         self.position, self.distrust = position, distrust
         self.facts: EngineFacts | None = None
         self.context_length: int | None = None  # the shortest that an endpoint serves
-        self._tests: set[asyncio.Task] = set()
+        self._tests: dict[asyncio.Task, Server] = {}
 
     async def run(self) -> None:
         """Until cancelled. Raises UserError when there is no hope of an endpoint."""
@@ -99,7 +99,7 @@ class Supervisor:
     def _start_tests(self) -> None:
         """Begin tests of endpoints that are not in use, and canaries of those that are."""
         for test in [test for test in self._tests if test.done()]:
-            self._tests.discard(test)
+            del self._tests[test]
             test.result()
         due = self.pool.due_for_test()
         every = self.config.transport.canary_minutes * 60
@@ -109,8 +109,13 @@ class Supervisor:
             if not server.testing and (self.pool.clock() - server.proven > every or server.odd >= _ODD_ANSWERS)
         ]
         for server in due:
-            server.testing = True
-            self._tests.add(asyncio.create_task(self.test(server)))
+            self._start_test(server)
+
+    def _start_test(self, server: Server) -> asyncio.Task:
+        server.testing = True  # two at once would count the same answers as proven twice
+        test = asyncio.create_task(self.test(server))
+        self._tests[test] = server
+        return test
 
     async def test(self, server: Server) -> None:
         """Probe (an endpoint that is new or was out) and canary; then in, out, or later again."""
@@ -162,8 +167,9 @@ class Supervisor:
 
     async def close(self) -> None:
         """A last canary for every endpoint with answers that are not proven yet."""
-        servers = [server for server in self.pool.ready() if server.unproven and not server.testing]
-        await asyncio.gather(*(self.test(server) for server in servers))
+        # Those under way may void answers; what came after they began, they don't prove.
+        await asyncio.gather(*(test for test, server in self._tests.items() if server.unproven))
+        await asyncio.gather(*(self._start_test(server) for server in self.pool.ready() if server.unproven))
 
     async def _ramp(self) -> None:
         """Let the number in flight grow in small steps."""

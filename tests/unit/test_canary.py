@@ -264,6 +264,51 @@ def test_at_the_end_unproven_answers_get_a_last_canary():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("ids", [GOOD, [0] * 48], ids=["well", "broken"])
+def test_the_end_waits_for_a_canary_that_is_under_way(ids):
+    """Else the answers of an engine that broke just before the end would be believed."""
+
+    async def scenario():
+        house = House()
+        await house.supervisor.test(house.server)
+        house.answer(2)
+        out, go_on, call = asyncio.Event(), asyncio.Event(), house.wire.call
+
+        async def slowly(*arguments, **named):
+            out.set()
+            await go_on.wait()
+            return await call(*arguments, **named)
+
+        house.wire.call, house.wire.ids = slowly, ids
+        house.server.odd = 5
+        house.supervisor._start_tests()
+        await out.wait()
+        house.answer(1)  # the last one, of which this canary says nothing
+        end = asyncio.create_task(house.supervisor.close())
+        await asyncio.sleep(0)
+        assert not end.done()
+        go_on.set()
+        await end
+        assert house.distrusted == ([] if ids == GOOD else [(3, 0)])
+        assert (house.server.unproven, house.server.status) == (0, "ready" if ids == GOOD else "out")
+
+    asyncio.run(scenario())
+
+
+def test_a_stale_connection_lets_no_broken_engine_through():
+    house = House()
+    house.test()
+    house.answer(1)
+    call, stale = house.wire.call, [Failure("free", "the server closed the connection without an answer")]
+
+    async def first_stale(*arguments, **named):
+        return stale.pop() if stale else await call(*arguments, **named)
+
+    house.wire.call, house.wire.ids = first_stale, [0] * 48
+    house.test()
+    assert house.distrusted == [(1, 0)]
+
+
 def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_gives_up():
     house = House()
     house.wire.down = Failure("wait", "can't connect")
