@@ -174,7 +174,8 @@ def _is_base_url(text: str) -> bool:
             and bool(parts.hostname)
             and parts.port != 0  # reading it raises ValueError where it is no number or too large
             and not (parts.query or parts.fragment)
-            and not re.search(r"[\s\x00-\x1f]", text)
+            and not re.search(r"[^!-~]", text)  # a request's first line holds nothing else
+            and len(parts.hostname.encode("idna")) > 0  # raises UnicodeError, a ValueError, where it is no name
         )
     except ValueError:
         return False

@@ -8,6 +8,8 @@ that a completion costs (benchmarks.client). Bytes are read by httptools, the pa
 import asyncio
 import contextlib
 import errno
+import ipaddress
+import select
 import socket
 import time
 from collections import defaultdict
@@ -50,6 +52,7 @@ class Connections:
         self._idle: defaultdict[tuple[str, int], list[_Connection]] = defaultdict(list)
         self._open: set[_Connection] = set()
         self._heads: dict[tuple[str, str, str], tuple[tuple[str, int], bytes]] = {}
+        self._lookups: dict[str, asyncio.Task] = {}
         # All connections read into the same bytes: whatever comes is parsed before anything else is read.
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
 
@@ -81,6 +84,7 @@ class Connections:
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             port = parts.port or 80
             lines = [f"{call.method} {parts.path.rstrip('/')}{call.path} HTTP/1.1", f"Host: {host}:{port}"]
+            lines.append("Accept-Encoding: identity")  # without it any compression may come (RFC 9110, 12.5.3)
             lines += [f"{name}: {value}" for name, value in self._headers.items()]
             self._heads[key] = (parts.hostname, port), "\r\n".join([*lines, ""]).encode("latin-1")
         origin, head = self._heads[key]
@@ -98,24 +102,61 @@ class Connections:
                 for stale in (connection, *idle):  # the others have waited even longer
                     stale.close()
                 idle.clear()
-            elif connection.alive:
+            elif connection.alive and not connection.unread():
                 return connection
+            else:
+                connection.close()
         return None
 
     async def _connect(self, origin: tuple[str, int]) -> "_Connection":
+        """A new connection to any address of the host, each of which gets its part of the time."""
         loop = asyncio.get_running_loop()
+        problem = OSError(errno.ETIMEDOUT, f"no answer within {CONNECT_SECONDS:.0f} s")
+        host, port = origin
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, connection = await loop.create_connection(
-                    lambda: _Connection(loop, self._open, self._buffer), *origin
-                )
+                addresses = await self._addresses(host)
         except TimeoutError:
-            raise Unreachable(OSError(errno.ETIMEDOUT, f"no answer within {CONNECT_SECONDS:.0f} s")) from None
+            raise Unreachable(OSError(errno.ETIMEDOUT, f"the address of {host} is not found")) from None
         except OSError as error:
             raise Unreachable(error) from None
+        for address in addresses:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                    transport, connection = await loop.create_connection(
+                        lambda: _Connection(loop, self._open, self._buffer), address, port
+                    )
+                break
+            except TimeoutError:
+                continue
+            except OSError as error:
+                problem = error
+        else:
+            raise Unreachable(problem)
         # A peer that vanished without a word is noticed, sooner or later.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
+
+    async def _addresses(self, host: str) -> list[str]:
+        """The IP addresses of a host.
+
+        One lookup at a time: each takes a thread, and of these there are few. When names take long, hundreds of lookups
+        would keep the journal's fsync waiting.
+        """
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return [host]
+        if host not in self._lookups:
+            loop = asyncio.get_running_loop()
+            self._lookups[host] = lookup = loop.create_task(loop.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+            lookup.add_done_callback(self._looked_up)
+            lookup.set_name(host)
+        return [address[0] for *_, address in await asyncio.shield(self._lookups[host])]
+
+    def _looked_up(self, lookup: asyncio.Task) -> None:
+        del self._lookups[lookup.get_name()]
+        if not lookup.cancelled():
+            lookup.exception()  # seen, though everyone who waited may have gone
 
     async def close(self) -> None:
         """Close all connections."""
@@ -132,6 +173,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Reply] | None = None
         self._answered = False  # some of the reply has come
+        self._arrivals = select.poll()
         self._parser = httptools.HttpResponseParser(self)
         self.alive = True
         self.reusable = False
@@ -151,6 +193,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.write(data)
         return self._waiting
 
+    def unread(self) -> bool:
+        """Whether something has come, or the end, that the busy event loop has not come to yet."""
+        return bool(self._arrivals.poll(0))
+
     def close(self) -> None:
         """Close at once: nobody waits for what may still come."""
         self.alive = False
@@ -162,6 +208,7 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._arrivals.register(transport.get_extra_info("socket"), select.POLLIN)
         self._everyone.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -176,6 +223,9 @@ class _Connection(asyncio.BufferedProtocol):
             self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:
             self._end(Broken(f"the answer is no HTTP: {error}", True))
+            self.close()
+        except httptools.HttpParserUpgrade:
+            self._end(Broken("the server answers with another protocol than HTTP", True))
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -214,7 +264,12 @@ class _Connection(asyncio.BufferedProtocol):
         self._end(self._reply())
         self._begin()
 
-    def _reply(self) -> Reply:
+    def _reply(self) -> Reply | Broken:
+        coding = next(
+            (value for name, value in self._headers.items() if name.lower() == "content-encoding"), "identity"
+        )
+        if coding.lower() != "identity":
+            return Broken(f"the answer is compressed ({coding}), which nobody asked for", True)
         return Reply(self._status, self._headers, b"".join(self._body))
 
     def _end(self, result: Reply | Broken) -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -111,13 +114,20 @@ def test_a_large_reply() -> None:
         ([b"SSH-2.0-OpenSSH_9.6\r\n"], True),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: -4\r\n\r\n"], True),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"], True),
+        ([b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"], True),
+        ([b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b"], True),
+        ([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n\x00"], True),
     ],
-    ids=["nothing", "half a head", "half a body", "half a chunk", "not HTTP", "no length", "two lengths"],
+    ids=[
+        *("nothing", "half a head", "half a body", "half a chunk", "not HTTP", "no length", "two lengths"),
+        *("compressed", "compressed until closed", "another protocol"),
+    ],
 )
-def test_what_is_no_reply_breaks(pieces: list[bytes], answered: bool) -> None:
+def test_what_is_no_reply_breaks(pieces: list[bytes], answered: bool, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Broken) as caught:
         one_reply(*pieces)
     assert caught.value.answered is answered
+    assert not caplog.records
 
 
 def test_what_is_sent() -> None:
@@ -133,13 +143,14 @@ def test_what_is_sent() -> None:
             sent = (await client.exchange(url, CALL)).body
             lines = sent.split(b"\r\n")
             assert lines[0] == b"POST /base/generate HTTP/1.1"
-            assert set(lines[1:5]) == {
+            assert set(lines[1:6]) == {
+                b"Accept-Encoding: identity",
                 b"Host: [::1]:%d" % port,
                 b"Authorization: Bearer k",
                 b"Content-Type: application/json",
                 b"Content-Length: 19",
             }
-            assert lines[5:] == [b"", b'{"input_ids":[1,2]}']
+            assert lines[6:] == [b"", b'{"input_ids":[1,2]}']
             assert (await client.exchange(url, Call("GET", "/health"))).body.startswith(
                 b"GET /base/health HTTP/1.1\r\n"
             )
@@ -169,6 +180,35 @@ def test_what_nobody_asked_for_reaches_no_request(extra: bytes, later: bool) -> 
             assert len(peers) == 5
 
     run(test)
+
+
+def test_what_the_busy_event_loop_has_not_read_yet_reaches_no_request() -> None:
+    """A second reply, or the connection's end, may lie in the kernel when the next request is to go out."""
+    server = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+    async def test() -> None:
+        loop, client = asyncio.get_running_loop(), Connections({})
+        for extra in (WHOLE.replace(b"{}", b"!!"), b""):
+            first = asyncio.create_task(client.exchange(url, CALL))
+            peer = await loop.run_in_executor(None, lambda: server.accept()[0])
+            peer.sendall(WHOLE)
+            assert (await first).body == b"{}"
+            # All in one turn of the event loop, as when it is busy with other answers.
+            peer.sendall(extra)
+            peer.close()
+            second = asyncio.create_task(client.exchange(url, CALL))
+            peer = await loop.run_in_executor(None, lambda: server.accept()[0])
+            peer.sendall(WHOLE)
+            assert (await second).body == b"{}"
+            peer.close()
+            while client._open:
+                await asyncio.sleep(0)
+        await client.close()
+
+    with server:
+        server.settimeout(10)
+        run(test)
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nConnection: close\r\n", b"HTTP/1.0 200 OK\r\n"])
@@ -240,5 +280,37 @@ def test_nobody_there() -> None:
         assert isinstance(caught.value.error, ConnectionRefusedError)
         with pytest.raises(Unreachable):
             await client.exchange("http://no-such-host.invalid:80", CALL)
+
+    run(test)
+
+
+ADDRESSES = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]  # nothing listens on the first
+
+
+def test_a_host_that_many_wait_for_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup takes a thread, and the journal's fsync needs one as well."""
+    asked: list[str] = []
+    go_on = threading.Event()
+
+    def lookup(host: str, *arguments: Any, **named: Any) -> list[tuple]:
+        asked.append(host)
+        go_on.wait(10)
+        return [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for family, address in ADDRESSES]
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(WHOLE)
+
+    async def test() -> None:
+        async with serving(handle) as (url, client, peers):
+            monkeypatch.setattr(socket, "getaddrinfo", lookup)
+            calls = [client.exchange(url.replace("127.0.0.1", "farm.example"), CALL) for _ in range(50)]
+            together = asyncio.gather(*calls)
+            while not asked:
+                await asyncio.sleep(0)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "a thread is free"), 5)
+            go_on.set()
+            assert {reply.body for reply in await together} == {b"{}"}
+            assert (asked, len(peers)) == (["farm.example"], 50)
 
     run(test)
