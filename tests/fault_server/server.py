@@ -137,7 +137,7 @@ class FaultServer:
         if self.hung.is_set():
             await silence(request)
         generation = self.answer(protocol, prompt_ids, limit, rid)
-        generation.states = states
+        generation.states, generation.seed = states, seed
         name, reply = self.reply(request, protocol, generation)
         if reply.status != 200 or reply.delivery in ("drop", "silence"):
             return await deliver(request, reply)

@@ -27,6 +27,7 @@ class Generation:
     request_id: str = "r0"
     stop_id: int = 2
     states: list[list[float]] | None = None  # hidden states of the prompt, where they were asked for
+    seed: int | None = None  # of the request
 
 
 @dataclass
@@ -60,6 +61,7 @@ def reply(protocol: str, generation: Generation) -> dict[str, Any]:
             "stop_type": "eos" if stopped else "limit",
             "tokens_evaluated": len(generation.prompt_ids),
             "tokens_predicted": len(generation.ids),
+            **({} if generation.seed is None else {"generation_settings/seed": generation.seed}),
         }
     if protocol == "sglang":
         finish = {"type": "stop", "matched": generation.stop_id}

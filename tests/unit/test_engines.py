@@ -185,6 +185,17 @@ def test_the_answer_to_another_request_is_no_answer(echoed, ours):
     assert isinstance(read, Failure if ours else Answer)
 
 
+@pytest.mark.parametrize(("echoed", "ours"), [(7, True), (8, False), (None, True)])
+def test_llamacpp_knows_replies_by_their_seed(echoed, ours):
+    """Its prompts' counts may be equal: a prompt would get another one's answer, unseen."""
+    recorded = reply("llamacpp_stop").json()
+    recorded["generation_settings/seed"] = echoed
+    read = adapter(kind="llamacpp").read(request(), Reply(200, {}, orjson.dumps(recorded)), 0.0)
+    assert isinstance(read, Answer if ours else Failure)
+    if not ours:
+        assert read.kind == "retry"
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_other_prompt_ids_than_ours_stop_the_run(name):
     failure = adapter(**ENGINES[name]).read(request(prompt_ids=[1, *PROMPT_IDS]), reply(f"{name}_stop"), 0.0)

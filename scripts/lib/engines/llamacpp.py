@@ -21,7 +21,8 @@ from scripts.lib.engines.base import (
 )
 
 # Asked for by name, because the full reply repeats all settings and the prompt's text.
-_FIELDS = ["tokens", "stop_type", "tokens_evaluated", "tokens_predicted", "model"]
+_SEED = "generation_settings/seed"
+_FIELDS = ["tokens", "stop_type", "tokens_evaluated", "tokens_predicted", "model", _SEED]
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
@@ -59,6 +60,10 @@ class LlamaCpp:
             return body
         if failure := error_in_200(body, reply, now):
             return failure
+        # There is no request id; the seed, which each request of ours has its own of, tells replies apart as well.
+        seed = as_count(body.get(_SEED))
+        if seed not in (None, request.seed):
+            return Failure("retry", f"the answer to another request came (seed {seed})", billed=True)
         tokens = body.get("tokens")
         if not isinstance(tokens, list):
             return Failure("fatal", "the server returns no token ids: is it a llama.cpp that knows `return_tokens`?")
