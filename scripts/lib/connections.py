@@ -25,6 +25,8 @@ from scripts.lib.engines.base import Call, Reply
 KEEPALIVE_SECONDS = 4.0
 CONNECT_SECONDS = 30.0
 _RECEIVE_BYTES = 1 << 18
+# Far above what any answer's ids take: a server that never stops would fill the memory before its deadline.
+LARGEST_REPLY = 1 << 28
 
 
 class Broken(Exception):
@@ -46,8 +48,9 @@ class Unreachable(Exception):
 class Connections:
     """The connections of one event loop, kept by (host, port)."""
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        """`headers` go with every call (authorization)."""
+    def __init__(self, headers: Mapping[str, str], largest_reply: int = LARGEST_REPLY) -> None:
+        """`headers` go with every call (authorization); a reply of more than `largest_reply` bytes is broken off."""
+        self._largest = largest_reply
         self._headers = dict(headers)
         self._idle: defaultdict[tuple[str, int], list[_Connection]] = defaultdict(list)
         self._open: set[_Connection] = set()
@@ -124,7 +127,7 @@ class Connections:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
                     transport, connection = await loop.create_connection(
-                        lambda: _Connection(loop, self._open, self._buffer), address, port
+                        lambda: _Connection(loop, self._open, self._buffer, self._largest), address, port
                     )
                 break
             except TimeoutError:
@@ -168,8 +171,11 @@ class Connections:
 class _Connection(asyncio.BufferedProtocol):
     """One connection: at most one request on its way."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, everyone: set["_Connection"], buffer: memoryview) -> None:
-        self._loop, self._everyone, self._buffer = loop, everyone, buffer
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, everyone: set["_Connection"], buffer: memoryview, largest: int
+    ) -> None:
+        self._loop, self._everyone, self._buffer, self._largest = loop, everyone, buffer, largest
+        self._received = 0  # bytes since the request was sent
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Reply] | None = None
         self._answered = False  # some of the reply has come
@@ -189,6 +195,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Send a request; the future has its reply, or raises Broken."""
         assert self._transport is not None
         self.reusable = self._answered = False
+        self._received = 0
         self._waiting = self._loop.create_future()
         self._transport.write(data)
         return self._waiting
@@ -219,6 +226,11 @@ class _Connection(asyncio.BufferedProtocol):
             self.close()
             return
         self._answered = True
+        self._received += nbytes
+        if self._received > self._largest:
+            self._end(Broken(f"the answer is longer than {self._largest >> 20} MiB", True))
+            self.close()
+            return
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:

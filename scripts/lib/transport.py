@@ -15,7 +15,14 @@ from types import TracebackType
 import aiohttp
 
 from scripts.lib.config import Engine
-from scripts.lib.connections import CONNECT_SECONDS, KEEPALIVE_SECONDS, Broken, Connections, Unreachable
+from scripts.lib.connections import (
+    CONNECT_SECONDS,
+    KEEPALIVE_SECONDS,
+    LARGEST_REPLY,
+    Broken,
+    Connections,
+    Unreachable,
+)
 from scripts.lib.engines.base import Call, Failure, Kind, Reply
 from scripts.lib.errors import UserError
 
@@ -54,12 +61,21 @@ def authorization(engine: Engine) -> dict[str, str]:
 class Transport:
     """The connections to all endpoints. An async context manager."""
 
-    def __init__(self, headers: Mapping[str, str] | None = None, *, through_proxy: bool = False) -> None:
-        """`headers` go with every call (authorization); `through_proxy` obeys HTTPS_PROXY of the environment."""
+    def __init__(
+        self,
+        headers: Mapping[str, str] | None = None,
+        *,
+        through_proxy: bool = False,
+        largest_reply: int = LARGEST_REPLY,
+    ) -> None:
+        """`headers` go with every call (authorization); `through_proxy` obeys HTTPS_PROXY of the environment.
+
+        Servers of our own may send `largest_reply` bytes at most.
+        """
         self._headers = dict(headers or {})
         self._through_proxy = through_proxy
         self._session: aiohttp.ClientSession | None = None
-        self._connections = Connections(self._headers)
+        self._connections = Connections(self._headers, largest_reply)
 
     async def __aenter__(self) -> "Transport":
         self._session = aiohttp.ClientSession(

@@ -130,6 +130,25 @@ def test_what_is_no_reply_breaks(pieces: list[bytes], answered: bool, caplog: py
     assert not caplog.records
 
 
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "], ids=["body", "head"])
+def test_a_reply_without_end_is_broken_off(head: bytes) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(head)
+        while True:
+            await peer.send(b"x" * 65536)
+
+    async def test() -> None:
+        async with serving(handle) as (url, _, _):
+            client = Connections({}, largest_reply=1 << 20)
+            with pytest.raises(Broken, match="longer than 1 MiB"):
+                await client.exchange(url, CALL)
+            await client.close()
+            assert not client._open
+
+    run(test)
+
+
 def test_what_is_sent() -> None:
     async def handle(peer: Peer) -> None:
         head, body = await peer.request()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -116,7 +117,8 @@ class Pass:
         self._warned = float("-inf")
         self.pool = Pool(ceiling, time.monotonic, settings.ramp_per_second, settings.idle_seconds)
         self.backlog: Backlog[Piece] = Backlog(self._pieces(self.missing), time.monotonic, 2 * ceiling)
-        async with Transport(authorization(self.config.engine)) as self.transport, asyncio.TaskGroup() as group:
+        states = Transport(authorization(self.config.engine), largest_reply=sys.maxsize)  # as large as a sample is long
+        async with states as self.transport, asyncio.TaskGroup() as group:
             canary = Canary(self.config, self.target, self.adapter, self.transport)
             self.supervisor = Supervisor(
                 self.config,
