@@ -38,7 +38,7 @@ from scripts.lib.records import (
     write_rows,
 )
 
-DONE, TURN, PART, VOID = "done", "turn", "part", "void"
+DONE, TURN, PART, VOID, PROVEN = "done", "turn", "part", "void", "proven"
 _READ_ROWS = 256  # prompts in memory at once
 _PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
 
@@ -224,6 +224,7 @@ class Answered:
             self.partial: dict[str, Partial] = {}
             self.totals = Totals()
             self.arrived = IdIndex()
+            self._unproven: dict[str, array] = {}  # by endpoint, where its answers since its last good canary lie
             self.journal.recover(self._take)
             self.totals.merge(self.finished.totals)
             self._check(state, dataset)
@@ -237,6 +238,12 @@ class Answered:
     def _take(self, offset: int, head: list, body: bytes) -> None:
         """Take in one record of the journal."""
         kind, id = head[0], head[1]
+        if kind == PROVEN:
+            offsets = self._unproven.pop(head[1], array("q"))
+            self._unproven[head[1]] = array("q", [at for at in offsets if at >= head[2]])
+            return
+        if isinstance(head[-1], str) and head[-1]:  # the endpoint; journals of before have none
+            self._unproven.setdefault(head[-1], array("q")).append(offset)
         if kind == DONE:
             self.arrived.add(id, offset)
             self.partial.pop(id, None)
@@ -255,7 +262,7 @@ class Answered:
 
     def _index_journal(self) -> None:
         """Read the journal again: while a job runs, nobody needs to know where its answers lie."""
-        self.arrived, self.partial, self.totals = IdIndex(), {}, Totals()
+        self.arrived, self.partial, self.totals, self._unproven = IdIndex(), {}, Totals(), {}
         for offset, head, body in scan(self.journal.path):
             if head is not None and head[0] != HEADER:
                 self._take(offset, head, body)
@@ -308,6 +315,14 @@ class Answered:
     def part(self, id: str, turn: Turn) -> None:
         """Journal a truncated answer that is to be continued or asked again with more room."""
         self.journal.append([PART, id, turn.endpoint], turn)
+
+    def prove(self, endpoint: str, position: int) -> None:
+        """Journal that a canary proved what `endpoint` answered before `position`."""
+        self.journal.append([PROVEN, endpoint, position], None)
+
+    def unproven(self) -> dict[str, tuple[int, int]]:
+        """(answers, position of the first) by endpoint of what earlier jobs left unproven."""
+        return {endpoint: (len(offsets), offsets[0]) for endpoint, offsets in self._unproven.items() if offsets}
 
     def void(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
         """Journal that the answers of `endpoint` from position `since` on are not to be trusted.

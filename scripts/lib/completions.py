@@ -159,6 +159,7 @@ class Generation:
         self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
         self.meter = Meter(shard.name, 0, self.clock)
         self.pool.left = self._left
+        self.pool.unproven = answered.unproven()
         self.files = ProgressFile(shard.state, config, shard.dataset, shard.shard)
         totals = answered.totals
         self.budget = Budget(
@@ -233,6 +234,7 @@ class Generation:
                     canary,
                     self.transport,
                     lambda: self.answered.journal.position,
+                    lambda server: self.answered.prove(server.url, server.trusted),
                     self._distrust,
                     self.say,
                 )

@@ -74,6 +74,9 @@ class Pool:
         self.idle_seconds = idle_seconds
         self.servers: dict[str, Server] = {}
         self.in_flight = 0
+        # By URL: answers that no canary has proven yet, and where they begin in the journal. Of an earlier job, or of a
+        # server that has gone: they fall with the next one there that fails its canary.
+        self.unproven: dict[str, tuple[int, int]] = {}
         self.left: Callable[[], int] | None = None  # tells the prompts that are not begun yet
         self.interval = 0.0  # seconds between answers, smoothed
         self._last_answer: float | None = None
@@ -91,14 +94,20 @@ class Pool:
             server = self.servers.get(url)
             if server is None or server.incarnation != incarnation:
                 if server is not None:
-                    self.take_out(server, "was restarted")
-                self.servers[url] = Server(url, incarnation, test_at=now)
+                    self._dismiss(server, "was restarted")
+                unproven, trusted = self.unproven.pop(url, (0, 0))
+                self.servers[url] = Server(url, incarnation, test_at=now, unproven=unproven, trusted=trusted)
         for url in [url for url in self.servers if url not in present]:
             server = self.servers.pop(url)
             if server.status == "ready":
                 lost.append(server)
-            self.take_out(server, "is gone")
+            self._dismiss(server, "is gone")
         return lost
+
+    def _dismiss(self, server: Server, reason: str) -> None:
+        self.take_out(server, reason)
+        if server.unproven:
+            self.unproven[server.url] = server.unproven, server.trusted
 
     def ready(self) -> list[Server]:
         return [server for server in self.servers.values() if server.status == "ready"]

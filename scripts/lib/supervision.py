@@ -2,7 +2,7 @@
 
 Answers of an endpoint are trusted once a canary passed after them. Those that came since the last good
 canary of an endpoint that turns out to be broken, which the journal has from `Server.trusted` on, are left to
-`distrust`, to be asked again.
+`distrust`, to be asked again; `prove` notes for later jobs how far an endpoint is trusted.
 """
 
 import asyncio
@@ -37,12 +37,13 @@ class Supervisor:
         canary: Canary,
         transport: Transport,
         position: Callable[[], int],
+        prove: Callable[[Server], None],
         distrust: Callable[[Server], None],
         say: Callable[[str], None],
     ) -> None:
         self.config, self.ceiling, self.held, self.pool = config, ceiling, held, pool
         self.canary, self.transport, self.say = canary, transport, say
-        self.position, self.distrust = position, distrust
+        self.position, self.prove, self.distrust = position, prove, distrust
         self.facts: EngineFacts | None = None
         self.context_length: int | None = None  # the shortest that an endpoint serves
         self._tests: dict[asyncio.Task, Server] = {}
@@ -132,6 +133,8 @@ class Supervisor:
             if problem is None:
                 server.unproven -= proven
                 server.trusted = position
+                if proven:
+                    self.prove(server)
                 self.pool.admit(server)
                 return
             if isinstance(problem, Failure):

@@ -1,5 +1,6 @@
 """Stage 2 by its command line: settings, budgets, truncation, broken engines, signals. Faults are in test_generation_faults."""
 
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -150,6 +151,21 @@ def test_a_broken_engine_gets_no_prompts(tmp_path, capfd):
         assert code == 0, said
         assert "fails its canary" in said
         run.check()
+        assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
+
+
+def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(tmp_path):
+    """Nobody knows whether the engine was still well when it gave them."""
+    with servers(tmp_path, 2, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
+        run = Run(tmp_path, prompts(100), [s.url for s in fleet], concurrency=16, answers=Answers(9))
+        job = run.start()
+        assert await_progress(job, lambda: len(run.journalled()) >= 30)
+        job.kill()
+        job.wait()
+        fleet[0].control(faults={"nan_bang": 1.0})
+        assert run.finish() == 0, run.log()
+        assert re.search(rf"{fleet[0].url} fails its canary: .*; [1-9]\d* answers since its last good one", run.log())
+        assert run.check().total() == 100
         assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
 
 

@@ -309,3 +309,24 @@ def test_link_falls_back_to_a_copy(tmp_path, monkeypatch):
     link(source, output)
     assert output.read_text() == "rows"
     assert not output.samefile(source)
+
+
+def test_the_next_job_knows_what_no_canary_has_proven(shard):
+    rows = shard.write("a", "b", "c", "d", "e")
+    one, other = "http://one", "http://other"
+    answered = shard.open()
+    answered.done(completion(rows[0]), 3, 11, 0.5, one)
+    answered.turn(rows[1].id, replace(turn("b"), endpoint=other))
+    proven = answered.journal.position
+    answered.done(completion(rows[2]), 3, 11, 0.5, one)  # while the canary was out
+    answered.prove(one, proven)
+    answered.done(completion(rows[3]), 3, 11, 0.5, one)
+    answered.done(completion(rows[4], "exhausted", turns=0), 0, 0, 0.0)
+    answered.journal.close()  # and no end in order
+    answered = shard.open()
+    left = answered.unproven()
+    assert {endpoint: count for endpoint, (count, _) in left.items()} == {one: 2, other: 1}
+    assert left[one][1] == proven
+    counts, _ = answered.void(one, left[one][1])
+    assert counts.keys() == {rows[2].id, rows[3].id}
+    answered.close()

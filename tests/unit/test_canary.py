@@ -123,9 +123,18 @@ class House:
         self.pool = Pool(8, self.clock, 1e9, 600)
         settings = config()
         judge = Canary(settings, TARGET, adapter_for(settings), self.wire)
-        self.journal = 0
+        self.journal, self.proven = 0, []
         self.supervisor = Supervisor(
-            settings, 8, None, self.pool, judge, self.wire, lambda: self.journal, self.distrust, self.lines.append
+            settings,
+            8,
+            None,
+            self.pool,
+            judge,
+            self.wire,
+            lambda: self.journal,
+            lambda server: self.proven.append((server.url, server.trusted)),
+            self.distrust,
+            self.lines.append,
         )
         self.pool.update([("http://u0", 0)])
         self.server = self.pool.servers["http://u0"]
@@ -157,6 +166,7 @@ def test_a_good_canary_proves_what_came_before_it():
     house.answer(2)
     house.test()
     assert (house.server.unproven, house.server.trusted) == (0, 200)
+    assert house.proven == [("http://u0", 200)]
     assert house.distrusted == []
 
 

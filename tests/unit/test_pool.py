@@ -296,3 +296,19 @@ def test_slow_servers_are_spared_the_last_prompts(clock):
     assert pool.pick(100) is None  # waits for a place on the fast one
     pool.take_out(fast, "is gone")
     assert pool.pick(100) is slow  # better than nobody
+
+
+def test_unproven_answers_wait_for_the_next_server_at_their_url():
+    clock = Clock()
+    pool = Pool(10, clock, 1e9, 600)
+    pool.unproven = {"u0": (3, 700)}  # of an earlier job
+    pool.update([("u0", 0), ("u1", 0)])
+    assert (pool.servers["u0"].unproven, pool.servers["u0"].trusted) == (3, 700)
+    assert pool.servers["u1"].unproven == 0
+    pool.servers["u0"].unproven += 2
+    pool.update([("u0", 1), ("u1", 0)])  # restarted
+    assert (pool.servers["u0"].unproven, pool.servers["u0"].trusted) == (5, 700)
+    pool.update([("u1", 0)])
+    pool.update([("u0", 2), ("u1", 0)])  # gone, and there again
+    assert (pool.servers["u0"].unproven, pool.servers["u0"].trusted) == (5, 700)
+    assert pool.unproven == {}
