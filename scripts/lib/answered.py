@@ -7,29 +7,26 @@ they cost money. A resume reads all three by id.
 """
 
 import hashlib
-import itertools
 import os
 import shutil
 from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import orjson
-import pyarrow as pa
 
 from scripts.lib import durable
 from scripts.lib.errors import UserError
+from scripts.lib.id_index import IdIndex
 from scripts.lib.journal import HEADER, Journal, encode, scan
+from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import differences
 from scripts.lib.records import (
     OUTCOMES,
     Completion,
     Message,
-    Prompt,
     Turn,
     from_dict,
     open_parquet,
@@ -39,8 +36,6 @@ from scripts.lib.records import (
 )
 
 DONE, TURN, PART, VOID, PROVEN = "done", "turn", "part", "void", "proven"
-_READ_ROWS = 256  # prompts in memory at once
-_PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
 
 
 @dataclass
@@ -77,74 +72,6 @@ class Totals:
             "output_tokens": self.output_tokens,
             "cost_usd": round(self.cost_usd, 6),
         }
-
-
-class IdIndex:
-    """id -> position of its latest record, 24 bytes an entry. Fill it, then look up.
-
-    A position below 0 takes an id back out.
-    """
-
-    def __init__(self) -> None:
-        # Highs and lows (the halves of the ids) and positions; from the first lookup on sorted by id, the latest of each.
-        self._columns = array("q"), array("q"), array("q")
-        self._sorted = True
-
-    def add(self, id: str, position: int) -> None:
-        for column, value in zip(self._columns, (*_halves(id), position)):
-            column.append(value)
-        self._sorted = False
-
-    def _sort(self) -> tuple[array, array, array]:
-        if not self._sorted:
-            high, low, position = (np.frombuffer(column, np.int64) for column in self._columns)
-            # Stable: of equal ids the last one added comes last, and only that one stays.
-            order = np.lexsort((low, high))
-            last = np.ones(len(order), bool)
-            last[:-1] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
-            order = order[last & (position[order] >= 0)]
-            self._columns = tuple(array("q", column[order].tobytes()) for column in (high, low, position))
-            self._sorted = True
-        return self._columns
-
-    def get(self, id: str) -> int | None:
-        """Position of the latest record of `id`."""
-        return self._find(*_halves(id)) if self._sort()[0] else None
-
-    def _find(self, high: int, low: int) -> int | None:
-        highs, lows, positions = self._columns
-        first = bisect_left(highs, high)
-        at = bisect_left(lows, low, first, bisect_right(highs, high, first))
-        if at < len(highs) and highs[at] == high and lows[at] == low:
-            return positions[at]
-        return None
-
-    def __contains__(self, id: str) -> bool:
-        return self.get(id) is not None
-
-    def __len__(self) -> int:
-        return len(self._sort()[0])
-
-    def missing_in(self, other: "IdIndex") -> int:
-        """How many of these ids `other` does not have."""
-        highs, lows, _ = self._sort()
-        other._sort()
-        return sum(other._find(high, low) is None for high, low in zip(highs, lows))
-
-    def positions(self) -> list[int]:
-        """All positions, ascending."""
-        return sorted(self._sort()[2])
-
-
-def _halves(id: str) -> tuple[int, int]:
-    """128 bits of an id as two signed integers."""
-    try:
-        raw = bytes.fromhex(id)
-    except ValueError:
-        raw = b""
-    if len(raw) != 16:
-        raw = hashlib.blake2b(id.encode(), digest_size=16).digest()
-    return int.from_bytes(raw[:8], "little", signed=True), int.from_bytes(raw[8:], "little", signed=True)
 
 
 @dataclass
@@ -466,51 +393,6 @@ def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
         sum(len(turn.output_ids) for turn in turns),
         sum(turn.cost_usd for turn in turns),
     )
-
-
-def prompt_ids(path: Path) -> Iterator[str]:
-    """The ids of a prompt shard, in order."""
-    return (id for (id,) in read_columns(path, ["id"]))
-
-
-def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
-    """The prompts of a shard whose id is wanted, some rows in memory at once.
-
-    Without ready tokens, which class-B prompts don't have. Read column by column: pyarrow makes nested
-    Python objects a row at a time, which would cost as much as half a request.
-    """
-    with open_parquet(path) as file:
-        # Shards of before this column was: their prompts are rendered when they are sent.
-        rendered = "prompt_ids" in file.schema_arrow.names
-        columns = _PROMPT_COLUMNS + ["prompt_ids"] * rendered
-        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
-            ids = batch.column("id").to_pylist()
-            keep = [row for row, id in enumerate(ids) if wanted(id)]
-            if not keep:
-                continue
-            lists = batch.column("messages")
-            offsets = lists.offsets.to_pylist()
-            fields = [lists.values.field(name).to_pylist() for name in ("role", "content", "reasoning", "tool_calls")]
-            messages = [Message(*values) for values in zip(*fields)]
-            dataset, source, key, tools, tokens = (
-                batch.column(name).to_pylist() for name in ("dataset", "source", "key", "tools", "prompt_tokens")
-            )
-            sent: list[list[int]] = _int_lists(batch.column("prompt_ids")) if rendered else [[]] * len(ids)
-            for row in keep:
-                own = messages[offsets[row] : offsets[row + 1]]
-                yield Prompt(
-                    ids[row], dataset[row], source[row], key[row], own, tools[row], tokens[row], sent[row] or None
-                )
-
-
-def _int_lists(column: pa.ListArray) -> list[list[int]]:
-    """The lists of a column of int32; null ones are empty.
-
-    Read from the buffer: `to_numpy` imports pandas, a quarter of a second of CPU.
-    """
-    values = column.values
-    numbers = memoryview(values.buffers()[1] or b"").cast("i")[values.offset :]
-    return [numbers[begin:end].tolist() for begin, end in itertools.pairwise(column.offsets.to_pylist())]
 
 
 def link(source: Path, output: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib import durable
-from scripts.lib.answered import Answered, prompt_ids, read_prompts, token_counts
+from scripts.lib.answered import Answered, token_counts
 from scripts.lib.backlog import Backlog, Work
 from scripts.lib.budget import Amount, Budget
 from scripts.lib.canary import Canary
@@ -34,6 +34,7 @@ from scripts.lib.errors import DISK_FULL, UserError
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.pool import Pool, Server
 from scripts.lib.progress import Meter, ProgressFile, Status, duration, line
+from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
 from scripts.lib.supervision import Supervisor

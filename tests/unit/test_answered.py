@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from scripts.lib import answered as module
-from scripts.lib.answered import Answered, IdIndex, conversation, link, prompt_ids, read_prompts
+from scripts.lib.answered import Answered, conversation, link
 from scripts.lib.errors import UserError
+from scripts.lib.id_index import IdIndex
 from scripts.lib.journal import scan
+from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import digest
 from scripts.lib.records import Completion, Message, Prompt, Turn, read_provenance, read_rows, write_rows
 
