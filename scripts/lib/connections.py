@@ -60,7 +60,7 @@ class Connections:
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
 
     async def exchange(self, url: str, call: Call) -> Reply:
-        """Send one call and wait for the whole reply.
+        """Send one call and wait for the whole reply, whose headers have names in lower case.
 
         Raises Broken or Unreachable. A caller that is cancelled leaves no connection behind.
         """
@@ -243,8 +243,7 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.alive = False
         self._everyone.discard(self)
-        headers = {name.lower() for name in self._headers}
-        if self._status and error is None and not headers & {"content-length", "transfer-encoding"}:
+        if self._status and error is None and not self._headers.keys() & {"content-length", "transfer-encoding"}:
             self._end(self._reply())  # a body that ends with the connection
         elif self._answered:
             self._end(Broken("the answer broke off" + (f": {error}" if error else ""), True))
@@ -260,7 +259,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1")] = value.decode("latin-1")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
@@ -277,9 +276,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._begin()
 
     def _reply(self) -> Reply | Broken:
-        coding = next(
-            (value for name, value in self._headers.items() if name.lower() == "content-encoding"), "identity"
-        )
+        coding = self._headers.get("content-encoding", "identity")
         if coding.lower() != "identity":
             return Broken(f"the answer is compressed ({coding}), which nobody asked for", True)
         return Reply(self._status, self._headers, b"".join(self._body))
@@ -288,5 +285,7 @@ class _Connection(asyncio.BufferedProtocol):
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.done():
             return
-        with contextlib.suppress(asyncio.InvalidStateError):
-            waiting.set_result(result) if isinstance(result, Reply) else waiting.set_exception(result)
+        if isinstance(result, Reply):
+            waiting.set_result(result)
+        else:
+            waiting.set_exception(result)

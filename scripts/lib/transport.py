@@ -136,7 +136,8 @@ class Transport:
         async with self._session.request(
             call.method, url + call.path, data=call.body, headers=call.headers, allow_redirects=False
         ) as response:
-            return Reply(response.status, response.headers, await response.read())
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Reply(response.status, headers, await response.read())
 
     def _broken(self, begun: float, reason: str) -> Failure:
         if time.monotonic() - begun < _STALE_SECONDS:

@@ -96,7 +96,7 @@ def test_replies_of_every_framing(pieces: list[bytes]) -> None:
 
 def test_status_and_headers_of_an_error() -> None:
     reply = one_reply(b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n")
-    assert (reply.status, reply.headers["Retry-After"], reply.body) == (429, "7", b"")
+    assert (reply.status, reply.headers["retry-after"], reply.body) == (429, "7", b"")
 
 
 def test_a_large_reply() -> None:

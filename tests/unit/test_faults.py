@@ -21,7 +21,7 @@ from scripts.lib.engines.base import Answer, Failure, Reply, Request
 from scripts.lib.records import Message, Prompt
 from tests import families
 from tests.fault_server.faults import CLIENT_FAULTS, FAULTS
-from tests.fault_server.shapes import CHAT, EXACT, OPENAI, PROTOCOLS, Generation, good
+from tests.fault_server.shapes import CHAT, EXACT, OPENAI, PROTOCOLS, Generation, Wire, good
 
 NOW = 1_800_000_000.0
 ATTEMPTS = 6
@@ -145,6 +145,11 @@ def config(protocol: str, **engine: object) -> Config:
     )
 
 
+def reply_of(wire: Wire) -> Reply:
+    """What the transport makes of a reply on the wire."""
+    return Reply(wire.status, {name.lower(): value for name, value in wire.headers.items()}, wire.body)
+
+
 class Conversation:
     """One prompt, one adapter, and the rules; fed with replies by hand."""
 
@@ -175,7 +180,7 @@ class Conversation:
         wire = FAULTS[fault](self.protocol, generation, self.dice, NOW) if fault else good(self.protocol, generation)
         assert wire is not None
         self.work.sends += 1
-        result = self.adapter.read(request, Reply(wire.status, wire.headers, wire.body), NOW)
+        result = self.adapter.read(request, reply_of(wire), NOW)
         if isinstance(result, Answer):
             result = self.dialogue.answered(self.work, request, result, "http://s", 1.0)
         if isinstance(result, Step):
@@ -274,7 +279,7 @@ def test_server_that_fails_everything_burns_no_prompt() -> None:
         request = conversation.request()
         wire = FAULTS["502_html"]("sglang", conversation.generation(request), conversation.dice, NOW)
         assert wire is not None
-        failure = conversation.adapter.read(request, Reply(wire.status, wire.headers, wire.body), NOW)
+        failure = conversation.adapter.read(request, reply_of(wire), NOW)
         assert isinstance(failure, Failure)
         assert conversation.dialogue.failed(conversation.work, failure, successes=7).kind == "again"
     assert conversation.work.attempts == 1
@@ -297,7 +302,7 @@ def test_reasoning_only_from_ids_keeps_the_thought_and_no_content() -> None:
     generation = conversation.generation(request)
     generation.finish = "length"
     wire = good("sglang", generation)
-    answer = conversation.adapter.read(request, Reply(wire.status, wire.headers, wire.body), NOW)
+    answer = conversation.adapter.read(request, reply_of(wire), NOW)
     assert isinstance(answer, Answer)
     step = conversation.dialogue.answered(conversation.work, request, answer, "http://s", 1.0)
     assert isinstance(step, Step)

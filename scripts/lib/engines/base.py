@@ -109,7 +109,7 @@ class EngineFacts:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """Status and body of an answered call."""
+    """Status, headers (names in lower case) and body of an answered call."""
 
     status: int
     headers: Mapping[str, str]

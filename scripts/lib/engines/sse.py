@@ -16,7 +16,7 @@ _LISTS = ("reasoning_details", "tool_calls")
 
 def is_stream(reply: Reply) -> bool:
     """Whether a reply is an event stream."""
-    return "event-stream" in reply.headers.get("Content-Type", "") or reply.body[:5] == b"data:"
+    return "event-stream" in reply.headers.get("content-type", "") or reply.body[:5] == b"data:"
 
 
 def fold(body: bytes) -> dict[str, Any] | Failure:
