@@ -15,6 +15,7 @@ the same seconds, less memory.
 import argparse
 import asyncio
 import contextlib
+import functools
 import hashlib
 import heapq
 import io
@@ -31,6 +32,7 @@ import orjson
 
 from benchmarks.virtual_time import VirtualLoop
 from scripts.lib.answered import Answered
+from scripts.lib.chat import add_text
 from scripts.lib.completions import Generation, Shard, identity
 from scripts.lib.config import Config, parse_config
 from scripts.lib.engines.base import Call, Failure, Reply
@@ -257,7 +259,8 @@ async def simulate(folder: Path, target: Target, target_folder: Path, jobs: int,
             folder / "state",
         )
         write_prompts(shard.prompts, dataset, prompts)
-        answered = Answered(shard.state, dataset, "000", identity(config, dataset, target))
+        texts = functools.partial(add_text, target)
+        answered = Answered(shard.state, dataset, "000", identity(config, dataset, target), texts)
         job = Job(shard, target, answered, loop.time)
         job.fleet = fleet
         runs.append((job, answered))

@@ -134,7 +134,7 @@ class Answered:
         dataset: str,
         shard: str,
         identity: dict,
-        add_text: Callable[[Turn], None] = lambda turn: None,
+        add_text: Callable[[Turn], None],
     ) -> None:
         """Open the journal and the finished file; raises UserError when they are of other settings.
 

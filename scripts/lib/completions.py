@@ -224,8 +224,7 @@ class Generation:
         """Ask until every prompt has its outcome, or something stops the job."""
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with _signals(stop):
-            through_proxy = self.config.engine.kind == "openai"
-            async with Transport(authorization(self.config.engine), through_proxy=through_proxy) as self.transport:
+            async with self._session() as self.transport:
                 canary = Canary(self.config, self.target, self.adapter, self.transport)
                 self.supervisor = supervisor = Supervisor(
                     self.config,
@@ -259,6 +258,10 @@ class Generation:
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
                     self.answered.journal.write()
                     self.budget.save(give_back=True)
+
+    def _session(self) -> Transport:
+        engine = self.config.engine
+        return Transport(authorization(engine), through_proxy=engine.kind == "openai")
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
         prompts = read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered))

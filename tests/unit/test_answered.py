@@ -40,7 +40,7 @@ class Shard:
         self.output = folder / "out" / "000.parquet"
 
     def open(self, identity: dict = IDENTITY) -> Answered:
-        return Answered(self.state, "d", "000", identity)
+        return Answered(self.state, "d", "000", identity, lambda turn: None)
 
     def write(self, *names: str) -> list[Prompt]:
         rows = [prompt(name) for name in names]

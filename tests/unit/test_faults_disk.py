@@ -24,7 +24,7 @@ def completion(id: str, number: int) -> Completion:
 
 
 def answered(folder: Path) -> Answered:
-    return Answered(folder, "chat", "000", IDENTITY)
+    return Answered(folder, "chat", "000", IDENTITY, lambda turn: None)
 
 
 def journal(folder: Path) -> Path:
