@@ -1,6 +1,7 @@
 """Start the servers and keep them up in the foreground, until Ctrl-C."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ def main(argv: list[str] | None) -> None:
     parser.add_argument("--target", type=Path, required=True, help="folder of prepare_target, results/target")
     parser.add_argument("--state", type=Path, required=True, help="the run's state folder, results/state")
     arguments = parser.parse_args(argv)
+    # Ignored where a script started it in the background, and then nothing but a kill would end it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config = load_config(*arguments.config)
     serve(config, arguments.target, arguments.state, lambda line: print(line, file=sys.stderr, flush=True))
 
