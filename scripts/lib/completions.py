@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import itertools
 import random
 import signal
 import sys
@@ -47,7 +46,6 @@ _SAVE_SECONDS = 1.0
 _BUDGET_SECONDS = 0.5
 _WARN_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
-_RENDERED_AHEAD = 32  # prompts; some milliseconds
 _GARBAGE = 100_000  # new objects between two looks for cycles
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
@@ -264,15 +262,9 @@ class Generation:
         return Transport(authorization(engine), through_proxy=engine.kind == "openai")
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
-        prompts = read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered))
-        while batch := list(itertools.islice(prompts, _RENDERED_AHEAD)):
-            works = []
-            for prompt in batch:
-                partial = self.answered.partial.pop(prompt.id, None)
-                works.append(Work(prompt, partial.turns, partial.part) if partial else Work(prompt))
-            # One after the other: a tokenizer that is not driven out of the caches in between takes half the time.
-            self.dialogue.render_ahead(works)
-            yield from works
+        for prompt in read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered)):
+            partial = self.answered.partial.pop(prompt.id, None)
+            yield Work(prompt, partial.turns, partial.part) if partial else Work(prompt)
 
     # --- one prompt ---
 

@@ -3,7 +3,6 @@
 Pure rules, no IO: the stage sends what `next_request` returns and hands back what came.
 """
 
-import contextlib
 import hashlib
 import itertools
 import random
@@ -66,12 +65,6 @@ class Dialogue:
         self._serial = itertools.count()
 
     # --- asking ---
-
-    def render_ahead(self, works: list[Work]) -> None:
-        """Make the ids of each one's next prompt, where the template lets; where not, `next_request` says why."""
-        for work in works:
-            with contextlib.suppress(TemplateError):
-                work.prompt_ids = self._render(work)
 
     def _render(self, work: Work) -> list[int]:
         """Ids of the next prompt. The first one has come with them from stage 1. Raises TemplateError."""
