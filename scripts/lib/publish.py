@@ -6,7 +6,6 @@ one, never a mixture, whatever instant a writer is killed at.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -40,18 +39,11 @@ def current(training: Path) -> Path | None:
 def writer(training: Path) -> Iterator[None]:
     """Be the only writer of the corpus and its backups. Raises UserError when there is another one.
 
-    The lock is the kernel's, so it goes with its holder, also after kill -9. Remains of a writer that
-    was killed are removed, and a full disk is told in one line.
+    Remains of a writer that was killed are removed, and a full disk is told in one line.
     """
     folder = corpora(training)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{training}: another merge, backup or restore is writing: wait for it, then run again"
-            ) from None
+    busy = f"{training}: another merge, backup or restore is writing: wait for it, then run again"
+    with durable.only_writer(folder, busy):
         clear_remains(folder)
         try:
             yield

@@ -1,10 +1,8 @@
 """The whole extraction: what is there, what is missing, one pass per capture, and the manifest."""
 
-import fcntl
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,7 +38,7 @@ def extract(
     say(size_line(plan, len(chosen.tokens), chosen.total))
     if not chosen.tokens:
         raise UserError(f"{training}: none of its samples is chosen: raise hidden_states.fraction")
-    with _writer(folder):
+    with durable.only_writer(folder, f"{folder}: another extraction is writing: wait for it, then run again"):
         # The manifest stands for a whole folder, so it goes first and comes back last.
         (folder / MANIFEST).unlink(missing_ok=True)
         store = Store(folder, plan)
@@ -76,18 +74,6 @@ def _require_same_tokenizer(corpus: Corpus, target: Target) -> None:
             f"{corpus.directory}: was made with another tokenizer than {target.name} (hash {made_for}, not "
             f"{target.tokenizer_hash}): ask the target that made it"
         )
-
-
-@contextmanager
-def _writer(folder: Path) -> Iterator[None]:
-    """Be the only one who writes to the folder; the kernel's lock goes with its holder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another extraction is writing: wait for it, then run again") from None
-        yield
 
 
 def _look(store: Store, corpus: Corpus, chosen: Chosen) -> tuple[dict[str, Stored], dict[str, set[str]]]:
