@@ -144,9 +144,11 @@ class SimulatedTransport:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def call(
-        self, url: str, call: Call, deadline: asyncio.Timeout | None = None, seconds: float = 60.0
-    ) -> Reply | Failure:
+    async def call_within(self, seconds: float, url: str, call: Call) -> Reply | Failure:
+        async with asyncio.timeout(seconds):
+            return await self.call(url, call)
+
+    async def call(self, url: str, call: Call) -> Reply | Failure:
         server = self.fleet[url]
         if not server.alive:
             return Failure("wait", "can't connect: Connection refused")
@@ -160,12 +162,7 @@ class SimulatedTransport:
             return Reply(200, {}, orjson.dumps({"data": [{"id": "simulated"}], "version": "0"}))
         body = orjson.loads(call.body or b"")
         ids = answer(body["input_ids"], body["sampling_params"]["max_new_tokens"])
-        try:
-            async with deadline or asyncio.timeout(seconds):
-                made = await server.generate(len(ids))
-        except TimeoutError:
-            return Failure("retry", "no answer in time", billed=True)
-        if not made:
+        if not await server.generate(len(ids)):
             return Failure("retry", "the connection broke", billed=True)
         finish = {"type": "stop", "matched": STOP} if ids[-1] == STOP else {"type": "length"}
         meta = {"finish_reason": finish, "prompt_tokens": len(body["input_ids"]), "completion_tokens": len(ids)}

@@ -388,11 +388,12 @@ def conversation(messages: list[Message], turns: list[Turn]) -> list[Message]:
 
 def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
     """(prompt tokens, output tokens, US dollars) of a prompt's turns."""
-    return (
-        sum(len(turn.prompt_ids) for turn in turns),
-        sum(len(turn.output_ids) for turn in turns),
-        sum(turn.cost_usd for turn in turns),
-    )
+    input_tokens, output_tokens, cost = 0, 0, 0.0
+    for turn in turns:
+        input_tokens += len(turn.prompt_ids)
+        output_tokens += len(turn.output_ids)
+        cost += turn.cost_usd
+    return input_tokens, output_tokens, cost
 
 
 def link(source: Path, output: Path) -> None:

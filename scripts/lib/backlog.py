@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from scripts.lib.attempts import Attempts
 from scripts.lib.records import Prompt, Turn
 
 
@@ -18,14 +19,8 @@ class Work:
     turns: list[Turn] = field(default_factory=list)
     part: Turn | None = None  # a truncated answer that is to be continued or asked again
     prompt_ids: list[int] | None = None  # of the next turn, rendered
-    sends: int = 0
-    attempts: int = 0  # failures that count
-    deterministic: int = 0  # of these, failures that are likely to come again
     resamples: int = 0  # answers that were worth another seed
-    pauses: int = 0  # backoffs in a row
-    successes_seen: int = -1  # the pool's successes at the last failure
-    avoid: str | None = None  # endpoint that failed last
-    repeats: int = 0  # sends that had to be made again
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 W = TypeVar("W")

@@ -35,7 +35,7 @@ class Canary:
         replies: list[Reply | None] = []
         failure: Failure | None = None
         for call in self.adapter.probe():
-            reply = await self.transport.call(url, call, seconds=30.0)
+            reply = await self.transport.call_within(30.0, url, call)
             if isinstance(reply, Failure):
                 if reply.kind == "fatal":
                     raise UserError(reply.reason)
@@ -65,9 +65,9 @@ class Canary:
         # As long as any request may take: an endpoint that swallows its canary is soon tested again.
         settings = self.config.transport
         seconds = settings.base_seconds + _MAX_TOKENS / settings.min_tokens_per_second
-        reply = await self.transport.call(url, self.adapter.request(request), seconds=seconds)
+        reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
         if isinstance(reply, Failure) and reply.kind == "free":  # of the connection, not of the endpoint
-            reply = await self.transport.call(url, self.adapter.request(request), seconds=seconds)
+            reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
         if isinstance(reply, Failure):
             return reply
         answer = self.adapter.read(request, reply, 0.0)

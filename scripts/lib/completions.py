@@ -28,14 +28,15 @@ from scripts.lib.chat import add_text
 from scripts.lib.config import Config, stage_settings
 from scripts.lib.dialogue import Dialogue, Step
 from scripts.lib.engines import adapter_for
-from scripts.lib.engines.base import Answer, Failure, Reply, Request
+from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.errors import DISK_FULL, UserError
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.pool import Pool, Server
-from scripts.lib.progress import Meter, ProgressFile, Status, duration, line
+from scripts.lib.progress import Meter, ProgressFile, Status, line
 from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
+from scripts.lib.sending import Sender
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target, load_target
 from scripts.lib.transport import Transport, authorization, require_descriptors
@@ -44,7 +45,6 @@ _LINE_SECONDS = 5.0  # between lines about the whole run, whichever job says the
 _OWN_LINE_SECONDS = 30.0  # between a job's lines about its own shard
 _SAVE_SECONDS = 1.0
 _BUDGET_SECONDS = 0.5
-_WARN_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _GARBAGE = 100_000  # new objects between two looks for cycles
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
@@ -172,7 +172,6 @@ class Generation:
         self.status: Status = "waiting"
         self._own_line = float("-inf")
         self.supervisor: Supervisor | None = None
-        self._warned: dict[str, float] = {}  # when a kind of failure was last told
         self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
 
     def say(self, text: str) -> None:
@@ -231,11 +230,10 @@ class Generation:
                     self.pool,
                     canary,
                     self.transport,
-                    lambda: self.answered.journal.position,
-                    lambda server: self.answered.prove(server.url, server.trusted),
-                    self._distrust,
+                    self,
                     self.say,
                 )
+                self.sender = Sender(self.settings, self.adapter, self.pool, self.transport, self.clock, self.say)
                 self.backlog = Backlog(self._work(), self.clock, 2 * self.lane.concurrency)
                 helpers = [
                     asyncio.create_task(helper)
@@ -311,10 +309,10 @@ class Generation:
         expected = min(float(request.max_tokens), self.mean_output) + _PROMPT_COST * len(request.prompt_ids)
         used = Amount()
         try:
-            server = await self.pool.acquire(expected, work.avoid)
+            server = await self.pool.acquire(expected, work.attempts.avoid)
             begun = self.clock()
             used = Amount(0, reserved.cost)  # what may be billed if the job is stopped meanwhile
-            reply = await self._send(server, request, expected)
+            reply = await self.sender.send(server, self.adapter.request(request), request.max_tokens, expected)
             used = Amount()
             if isinstance(reply, Failure):
                 result: Answer | Failure = reply
@@ -331,21 +329,10 @@ class Generation:
         finally:
             self.budget.settle(reserved, used)
             self.meter.cost_usd += used.cost
-        return await self._failed(work, request, server, result)
-
-    async def _send(self, server: Server, request: Request, expected: float) -> Reply | Failure:
-        """One request on its place in the pool, with a deadline that the pool may move."""
-        call = self.adapter.request(request)
-        seconds = self.settings.base_seconds + request.max_tokens / self.settings.min_tokens_per_second
-        deadline = asyncio.timeout(seconds)
-        server.deadlines.add(deadline)
-        self.meter.in_flight += 1
-        try:
-            return await self.transport.call(server.url, call, deadline)
-        finally:
-            self.meter.in_flight -= 1
-            server.deadlines.discard(deadline)
-            self.pool.release(server, expected)
+        failure = await self.sender.blame(server, request.id, work.attempts, result)
+        if failure.kind != "permanent":
+            self.meter.retried += 1
+        return self.dialogue.failed(work, failure, self.pool.successes)
 
     def _used(self, request: Request, answer: Answer) -> Amount:
         """What an answer cost; `answer.cost_usd` is set by the configured prices where the API tells none."""
@@ -368,47 +355,20 @@ class Generation:
         step.endpoint = server.url
         odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
         server.odd = server.odd + 1 if odd else 0
-        work.avoid = None
+        work.attempts.avoid = None
         return step
 
-    async def _failed(self, work: Work, request: Request, server: Server, failure: Failure) -> Step:
-        """Blame the prompt, the server, or nobody."""
-        if failure.kind == "fatal":
-            raise UserError(f"{server.url}: {failure.reason}")
-        if failure.kind == "permanent":
-            return self.dialogue.failed(work, failure, self.pool.successes)
-        if (failure.retry_after or 0) > self.settings.outage_seconds:
-            raise UserError(
-                f"{server.url}: {failure.reason}: its limit resets in {duration(failure.retry_after / 3600)}: run again "
-                "then, nothing is lost"
-            )
-        self.meter.retried[failure.kind] += 1
-        work.avoid = server.url
-        if failure.billed:
-            await self.transport.abort(server.url, self.adapter.abort(request.id))
-        if server.status != "ready" and failure.kind == "retry":
-            # Broken off because the endpoint was taken out: not the prompt's fault.
-            failure = Failure("wait", f"broken off: {server.reason}")
-        elif failure.kind == "throttle":
-            self.pool.throttled(server, failure.retry_after)
-        elif failure.kind == "wait":
-            self.pool.failed(server, failure.reason, suspect=True)
-        elif failure.kind == "retry":
-            # The same prompt failing again while nothing else is answered: a canary decides whose fault it is.
-            self.pool.failed(server, failure.reason, suspect=work.successes_seen == self.pool.successes)
-        self._warn(server, failure)
-        return self.dialogue.failed(work, failure, self.pool.successes)
+    # --- what canaries vouch for ---
 
-    def _warn(self, server: Server, failure: Failure) -> None:
-        """Say what fails, each kind at most every ten seconds; the progress line has the number."""
-        now = self.clock()
-        if failure.kind != "free" and now - self._warned.get(failure.kind, float("-inf")) >= _WARN_SECONDS:
-            self._warned[failure.kind] = now
-            self.say(f"{failure.kind}: {server.url}: {failure.reason}")
+    @property
+    def position(self) -> int:
+        return self.answered.journal.position
 
-    # --- answers of a broken engine ---
+    def prove(self, server: Server) -> None:
+        """Note in the journal how far an endpoint is trusted."""
+        self.answered.prove(server.url, server.trusted)
 
-    def _distrust(self, server: Server) -> None:
+    def distrust(self, server: Server) -> None:
         """Ask again what an endpoint answered since its last good canary."""
         if not server.unproven:
             return
@@ -447,7 +407,7 @@ class Generation:
                 )
             if journal.problem:
                 end = self.clock() + _DRAIN_SECONDS
-                while self.meter.in_flight and self.clock() < end:
+                while self.pool.in_flight and self.clock() < end:
                     await asyncio.sleep(0.1)
                 raise journal.problem
             shortest = self.supervisor.context_length if self.supervisor else None
@@ -462,6 +422,7 @@ class Generation:
             await asyncio.sleep(_LINE_SECONDS)
 
     async def _report(self, status: Status) -> None:
+        self.meter.in_flight = self.pool.in_flight
         figures = self.meter.figures(status)
         now = self.clock()
         if status == "running" and now - self._own_line >= _OWN_LINE_SECONDS:

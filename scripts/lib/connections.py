@@ -37,6 +37,13 @@ class Broken(Exception):
         self.answered = answered
 
 
+class TooLong(Broken):
+    """The reply has more than `largest` bytes, and may have no end."""
+
+    def __init__(self, largest: int) -> None:
+        super().__init__(f"the answer is longer than {largest >> 20} MiB", True)
+
+
 class Unreachable(Exception):
     """There is no connection to be had; `error` says why."""
 
@@ -228,7 +235,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._answered = True
         self._received += nbytes
         if self._received > self._largest:
-            self._end(Broken(f"the answer is longer than {self._largest >> 20} MiB", True))
+            self._end(TooLong(self._largest))
             self.close()
             return
         try:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from scripts.lib.attempts import GivenUp
 from scripts.lib.backlog import Work
 from scripts.lib.chat import Output, add_text, reconstruct, reconstruction_flags
 from scripts.lib.config import Dataset, Sampling, Transport
@@ -22,8 +23,6 @@ from scripts.lib.target import Target, TemplateError
 RESAMPLES = 2
 # The last answer of a conversation that holds an answer nonetheless.
 _ANSWERED = ("ok", "length", "reasoning_only")
-# Times that a stale connection may cost nothing.
-_FREE = 3
 
 
 @dataclass(slots=True)
@@ -115,10 +114,10 @@ class Dialogue:
         ids, output, appended = read
         exact = answer.output_ids is not None
         verdict = judge(answer, ids, output, work.prompt.tools is not None, self.target.eos_ids)
-        work.pauses = 0
+        work.attempts.pauses = 0
         if verdict.again and work.resamples < RESAMPLES:
             work.resamples += 1
-            work.repeats += 1
+            work.attempts.repeats += 1
             return Step("again")
         turn = Turn(
             prompt_ids=work.prompt_ids,
@@ -150,9 +149,10 @@ class Dialogue:
         if answer.output_ids is None:
             return self._read_text(request, answer)
         new = answer.output_ids
-        if new and not (min(new) >= 0 and max(new) < target.vocab_size):
+        largest = max(max(new, default=0), answer.matched_stop or 0)
+        if largest >= target.vocab_size:
             return Failure(
-                "fatal", f"id {max(new)} is outside the target's vocabulary of {target.vocab_size}: another model?"
+                "fatal", f"id {largest} is outside the target's vocabulary of {target.vocab_size}: another model?"
             )
         appended = False
         if answer.finish_reason == "length" and len(new) < request.max_tokens:
@@ -160,7 +160,9 @@ class Dialogue:
             answer.flags.append("stopped_early")
         if answer.finish_reason != "length" and not (new and new[-1] in target.eos_ids):
             if answer.matched_stop is not None:
-                new, appended = [*new, answer.matched_stop], True
+                # Another id than those that end a turn of the target may be there already.
+                if new[-1:] != [answer.matched_stop]:
+                    new, appended = [*new, answer.matched_stop], True
             elif answer.finish_reason == "stop":
                 return Failure("retry", "stopped without a stop token: the last tokens were lost", most_attempts=2)
         ids = before + new if before else new
@@ -203,30 +205,11 @@ class Dialogue:
     # --- failures ---
 
     def failed(self, work: Work, failure: Failure, successes: int) -> Step:
-        """What a failure that isn't fatal means for the prompt.
-
-        `successes` counts what the servers answered: a failure counts against the prompt only when
-        something was answered since its last one, so that servers which fail everything don't burn
-        through the prompts.
-        """
-        if failure.kind == "permanent":
-            return self._end(work, failure.outcome, failure.reason)
-        if failure.kind == "free" and work.pauses < _FREE:
-            work.pauses += 1
-            return Step("again")
-        if failure.kind in ("retry", "free") and successes != work.successes_seen:
-            work.successes_seen = successes
-            work.attempts += 1
-            # Only failures of this kind: others before it say nothing about the prompt.
-            work.deterministic += failure.most_attempts is not None
-            if failure.most_attempts is not None and work.deterministic >= failure.most_attempts:
-                return self._end(work, failure.outcome, failure.reason)
-            if work.attempts >= self.transport.attempts:
-                return self._end(work, "exhausted", f"{work.attempts} attempts, the last: {failure.reason}")
-        work.repeats += 1
-        delay = backoff(work.pauses, self.transport.backoff_first, self.transport.backoff_cap, self.jitter)
-        work.pauses += 1
-        return Step("again", delay=max(delay, failure.retry_after or 0.0))
+        """What a failure that isn't fatal means for the prompt. `successes` counts what the servers answered."""
+        next_try = work.attempts.failed(failure, successes, self.transport, self.jitter)
+        if isinstance(next_try, GivenUp):
+            return self._end(work, next_try.outcome, next_try.reason)
+        return Step("again", delay=next_try)
 
     def _end(self, work: Work, outcome: str, reason: str | None) -> Step:
         return Step(
@@ -236,7 +219,7 @@ class Dialogue:
                 self.name,
                 outcome,
                 reason,
-                attempts=work.repeats + 1,
+                attempts=work.attempts.repeats + 1,
                 turns=work.turns,
             ),
         )
@@ -260,8 +243,3 @@ def seed_of(seed: int, id: str, turn: int, again: int) -> int:
     """The seed of one request: other prompts, turns and repetitions draw other numbers. 31 bits, for all engines."""
     text = f"{seed}/{id}/{turn}/{again}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
-
-
-def backoff(pauses: int, first: float, cap: float, jitter: random.Random) -> float:
-    """Seconds to wait before try number `pauses` + 2: exponential with full jitter."""
-    return jitter.uniform(0.0, min(cap, first * 2.0 ** min(pauses, 30)))

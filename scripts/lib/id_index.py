@@ -37,7 +37,9 @@ class IdIndex:
 
     def get(self, id: str) -> int | None:
         """Position of the latest record of `id`."""
-        return self._find(*_halves(id)) if self._sort()[0] else None
+        if not self._sorted:
+            self._sort()
+        return self._find(*_halves(id)) if self._columns[0] else None
 
     def _find(self, high: int, low: int) -> int | None:
         highs, lows, positions = self._columns

@@ -7,11 +7,11 @@ out, and comes back after a canary. Decisions are plain functions of an injected
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from scripts.lib.deadline import Deadline
 from scripts.lib.engines.base import EngineMetrics
 
 _DECREASE = 0.7  # after 429, 503, timeouts
@@ -50,7 +50,7 @@ class Server:
     test_at: float = 0.0  # when an endpoint that is not ready is tested next
     testing: bool = False
     reason: str = ""
-    deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
+    deadlines: set[Deadline] = field(default_factory=set)  # of the requests in flight
     proven: float = 0.0  # clock of the last good canary
     unproven: int = 0  # answers since then
     trusted: int = 0  # where they begin in the journal
@@ -151,9 +151,8 @@ class Pool:
         server.test_at = self.clock()
         if not break_off:
             return
-        for deadline in list(server.deadlines):
-            with contextlib.suppress(RuntimeError):  # it has just passed by itself
-                deadline.reschedule(0)  # in the past: breaks off now
+        for deadline in server.deadlines:
+            deadline.break_off()
         server.deadlines.clear()
 
     # --- how many ---
@@ -213,8 +212,8 @@ class Pool:
         now = self.clock()
         free = [s for s in self.ready() if s.in_flight < max(1.0, s.limit) and s.paused_until <= now]
         free = self._in_time(free, expected)
-        if not free:
-            return None
+        if len(free) < 2:
+            return free[0] if free else None
         speeds = [s.speed for s in free if s.speed]
         typical = sum(speeds) / len(speeds) if speeds else 1.0
         return min(free, key=lambda s: (s.url == avoid, s.cost(expected, typical)))
@@ -303,8 +302,15 @@ class Pool:
             self.take_out(server, reason, break_off=False)
 
     def check_progress(self) -> list[Server]:
-        """Break off the requests of servers that show no sign of progress, and take them out. Returns them."""
+        """Break off requests whose time is up, and all of servers that show no sign of progress.
+
+        Takes these servers out and returns them.
+        """
         now = self.clock()
+        for server in self.servers.values():
+            for deadline in server.deadlines:
+                if now > deadline.at:
+                    deadline.break_off()
         hung = [s for s in self.servers.values() if s.deadlines and now - s.last_sign > self.idle_seconds]
         for server in hung:
             self.take_out(server, f"no answer for {now - server.last_sign:.0f} s")

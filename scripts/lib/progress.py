@@ -78,7 +78,7 @@ class Meter:
         self.input_tokens = self.output_tokens = 0
         self.cost_usd = 0.0
         self.in_flight = 0
-        self.retried: Counter[str] = Counter()  # by kind of failure
+        self.retried = 0
         self._window: deque[tuple[float, int, int]] = deque([(self.begun, 0, 0)])
         self._fresh = self._fresh_tokens = 0  # finished by this job
 
@@ -121,7 +121,7 @@ class Meter:
             failed=done - completed,
             resumed=self.resumed,
             in_flight=self.in_flight,
-            retried=self.retried.total(),
+            retried=self.retried,
             rate_per_sec=round(rate, 3),
             tokens_per_sec=round(token_rate, 1),
             eta_hours=self._eta(done, rate, token_rate),

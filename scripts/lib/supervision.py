@@ -1,12 +1,12 @@
 """Keeps the pool in line with the world: the lease's endpoints and share, load, hangs, canaries.
 
 Answers of an endpoint are trusted once a canary passed after them. Those that came since the last good
-canary of an endpoint that turns out to be broken, which the journal has from `Server.trusted` on, are left to
-`distrust`, to be asked again; `prove` notes for later jobs how far an endpoint is trusted.
+canary of an endpoint that turns out to be broken are discarded and asked for again.
 """
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from scripts.lib.canary import Canary
 from scripts.lib.config import Config
@@ -25,6 +25,20 @@ _ODD_ANSWERS = 5
 _PATIENCE_SECONDS = 15.0  # without any endpoint, until that is said: a restart is no news
 
 
+class Answers(Protocol):
+    """The answers that canaries vouch for. Each has a position, in the order of their arrival."""
+
+    @property
+    def position(self) -> int:
+        """Where the next answer will stand."""
+
+    def prove(self, server: Server) -> None:
+        """What `server` answered before `server.trusted` is proven, for later jobs as well."""
+
+    def distrust(self, server: Server) -> None:
+        """Discard what `server` answered from `server.trusted` on, and ask for it again."""
+
+
 class Supervisor:
     """Looks after the endpoints of one job."""
 
@@ -36,14 +50,11 @@ class Supervisor:
         pool: Pool,
         canary: Canary,
         transport: Transport,
-        position: Callable[[], int],
-        prove: Callable[[Server], None],
-        distrust: Callable[[Server], None],
+        answers: Answers,
         say: Callable[[str], None],
     ) -> None:
         self.config, self.ceiling, self.held, self.pool = config, ceiling, held, pool
-        self.canary, self.transport, self.say = canary, transport, say
-        self.position, self.prove, self.distrust = position, prove, distrust
+        self.canary, self.transport, self.answers, self.say = canary, transport, answers, say
         self.facts: EngineFacts | None = None
         self.context_length: int | None = None  # the shortest that an endpoint serves
         self._tests: dict[asyncio.Task, Server] = {}
@@ -125,7 +136,7 @@ class Supervisor:
             if server.status != "ready" and not await self._probe(server):
                 return
             # What arrives from here on, the next canary has to prove.
-            proven, position = server.unproven, self.position()
+            proven, position = server.unproven, self.answers.position
             problem = await self.canary.ask(server.url)
             if isinstance(problem, str):
                 # Hosted APIs answer nothing now and then (req_llm issue 944); a broken engine does it again.
@@ -134,7 +145,7 @@ class Supervisor:
                 server.unproven -= proven
                 server.trusted = position
                 if proven:
-                    self.prove(server)
+                    self.answers.prove(server)
                 self.pool.admit(server)
                 return
             if isinstance(problem, Failure):
@@ -143,7 +154,7 @@ class Supervisor:
             self.say(f"{server.url} fails its canary: {problem}; {server.unproven} answers since its last good one")
             if server.status == "ready":
                 self.pool.take_out(server, f"fails its canary: {problem}")
-            self.distrust(server)
+            self.answers.distrust(server)
             self.pool.postpone(server, f"fails its canary: {problem}")
         finally:
             server.testing = False
@@ -185,7 +196,7 @@ class Supervisor:
         kind = self.config.engine.kind
         while True:
             for server in self.pool.ready():
-                reply = await self.transport.call(server.url, Call("GET", "/metrics"), seconds=_METRICS_SECONDS)
+                reply = await self.transport.call_within(_METRICS_SECONDS, server.url, Call("GET", "/metrics"))
                 if not isinstance(reply, Failure) and reply.status == 200:
                     metrics, mark = health.read_metrics(kind, reply.body.decode("utf-8", "replace"))
                     self.pool.observe(server.url, metrics, mark)

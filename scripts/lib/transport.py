@@ -21,6 +21,7 @@ from scripts.lib.connections import (
     LARGEST_REPLY,
     Broken,
     Connections,
+    TooLong,
     Unreachable,
 )
 from scripts.lib.engines.base import Call, Failure, Kind, Reply
@@ -70,8 +71,9 @@ class Transport:
     ) -> None:
         """`headers` go with every call (authorization); `through_proxy` obeys HTTPS_PROXY of the environment.
 
-        Servers of our own may send `largest_reply` bytes at most.
+        A reply of more than `largest_reply` bytes is broken off.
         """
+        self._largest_reply = largest_reply
         self._headers = dict(headers or {})
         self._through_proxy = through_proxy
         self._session: aiohttp.ClientSession | None = None
@@ -95,21 +97,20 @@ class Transport:
         await self._session.close()
         await self._connections.close()
 
-    async def call(
-        self, url: str, call: Call, deadline: asyncio.Timeout | None = None, seconds: float = 60.0
-    ) -> Reply | Failure:
-        """Send one call and read the whole reply; network faults come back as a Failure.
+    async def call_within(self, seconds: float, url: str, call: Call) -> Reply | Failure:
+        """`call` that may take some seconds at most."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.call(url, call)
+        except TimeoutError:
+            return Failure("retry", f"no answer within {seconds:.0f} s", billed=True)
 
-        `deadline` is an own asyncio timeout, which others may reschedule to break the call off;
-        without one the call may take `seconds`.
-        """
+    async def call(self, url: str, call: Call) -> Reply | Failure:
+        """Send one call and read the whole reply, however long it takes; network faults come back as a Failure."""
         begun = time.monotonic()
         plain = url.startswith("http://") and "@" not in url and not self._through_proxy
         try:
-            async with deadline or asyncio.timeout(seconds):
-                return await (self._connections.exchange(url, call) if plain else self._request(url, call))
-        except TimeoutError:
-            return Failure("retry", f"no answer within {time.monotonic() - begun:.0f} s", billed=True)
+            return await (self._connections.exchange(url, call) if plain else self._request(url, call))
         except Unreachable as error:
             return _no_connection(error.error)
         except Broken as error:
@@ -122,6 +123,8 @@ class Transport:
             return Failure("fatal", f"`{url}` is not a URL")
         except aiohttp.ClientConnectorError as error:
             return _no_connection(error.os_error)
+        except aiohttp.ConnectionTimeoutError:
+            return Failure("wait", f"can't connect: no answer within {CONNECT_SECONDS:.0f} s")
         except aiohttp.ServerDisconnectedError:
             return self._broken(begun, "the server closed the connection without an answer")
         except aiohttp.ClientPayloadError as error:
@@ -137,7 +140,12 @@ class Transport:
             call.method, url + call.path, data=call.body, headers=call.headers, allow_redirects=False
         ) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
-            return Reply(response.status, headers, await response.read())
+            body = bytearray()
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > self._largest_reply:
+                    raise TooLong(self._largest_reply)
+            return Reply(response.status, headers, bytes(body))
 
     def _broken(self, begun: float, reason: str) -> Failure:
         if time.monotonic() - begun < _STALE_SECONDS:
@@ -148,7 +156,7 @@ class Transport:
         """Tell a server to stop generating; best effort."""
         if call is not None:
             with contextlib.suppress(Exception):
-                await self.call(url, call, seconds=2.0)
+                await self.call_within(2.0, url, call)
 
 
 def _no_connection(error: OSError) -> Failure:

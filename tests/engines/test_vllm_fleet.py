@@ -53,6 +53,12 @@ def test_job_is_answered_and_nothing_is_left_behind(
         assert generate_completions.main([*dataset, *shard, "--state", str(state)]) == 0, capfd.readouterr().err
         check(place, prompts / "000.parquet", output)
 
+        # The request's id, by which replies that were mixed up on the way are told apart.
+        id = f"{'a' * 32}-0-1"
+        body = {"model": settings["model"]["name"], "prompt": [504, 3575], "max_tokens": 1, "request_id": id}
+        reply = requests.post(f"{endpoint.url}/v1/completions", json=body, timeout=60)
+        assert reply.json()["id"] == f"cmpl-{id}"
+
         # A client that goes away is all the abort that vLLM knows.
         body = {"model": settings["model"]["name"], "prompt": [504, 3575], "max_tokens": 2000, "ignore_eos": True}
         with ThreadPoolExecutor(1) as thread:

@@ -25,6 +25,7 @@ from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Store
 from scripts.lib.pool import Pool, Server
 from scripts.lib.provenance import PROJECT
+from scripts.lib.sending import Sender
 from scripts.lib.target import load_target
 from tests.corpora import config as corpus_config
 from tests.corpora import corpus, rows_of, sample, shard
@@ -227,7 +228,7 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     arrivals = [*others[:3], first, second, "being read"]
     one.arrived = {id: (server.url, at) for at, id in enumerate(arrivals)} | {others[3]: ("http://y", 6)}
     one.reading, server.trusted, server.unproven = {"being read"}, 3, 3
-    one._distrust(server)
+    one.distrust(server)
     assert not server.unproven
     assert one.tainted == {"being read"}
     assert list(one.done) == list(one.stored) == others
@@ -252,13 +253,13 @@ def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_ag
     states = np.ones((len(row.input_ids), layers.width), np.uint16)
 
     class Wire:
-        async def call(self, url, call, deadline):
+        async def call(self, url, call):
             return Reply(200, {}, b"")
 
     def keep(kept, request, reply):
         store.write(kept, {layers.tensor: states}, "sglang 1")
         if breaks:
-            one._distrust(server)
+            one.distrust(server)
 
     async def ask_twice():
         nonlocal breaks
@@ -273,7 +274,8 @@ def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_ag
         assert (server.unproven, one.reading, one.tainted) == (1, set(), set())
         assert store.part(row).keys() == {layers.tensor}
 
-    one.pool, one.transport = Pool(1, lambda: 0.0, 1.0, 1.0), Wire()
+    one.pool = Pool(1, lambda: 0.0, 1.0, 1.0)
+    one.sender = Sender(config.transport, None, one.pool, Wire(), lambda: 0.0, print)
     one.pool.update([("http://x", 0)])
     server, breaks = one.pool.servers["http://x"], False
     monkeypatch.setattr(one, "_keep", keep)

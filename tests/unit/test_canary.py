@@ -97,7 +97,7 @@ class Wire:
     def __init__(self):
         self.ids, self.down, self.asked = GOOD, None, 0
 
-    async def call(self, url, call, deadline=None, seconds=0.0):
+    async def call_within(self, seconds, url, call):
         if self.down:
             return self.down
         if call.path != "/completion":
@@ -123,7 +123,7 @@ class House:
         self.pool = Pool(8, self.clock, 1e9, 600)
         settings = config()
         judge = Canary(settings, TARGET, adapter_for(settings), self.wire)
-        self.journal, self.proven = 0, []
+        self.position, self.proven = 0, []
         self.supervisor = Supervisor(
             settings,
             8,
@@ -131,13 +131,14 @@ class House:
             self.pool,
             judge,
             self.wire,
-            lambda: self.journal,
-            lambda server: self.proven.append((server.url, server.trusted)),
-            self.distrust,
+            self,
             self.lines.append,
         )
         self.pool.update([("http://u0", 0)])
         self.server = self.pool.servers["http://u0"]
+
+    def prove(self, server):
+        self.proven.append((server.url, server.trusted))
 
     def distrust(self, server):
         self.distrusted.append((server.unproven, server.trusted))
@@ -146,7 +147,7 @@ class House:
     def answer(self, count):
         """Answers come and are journalled."""
         self.server.unproven += count
-        self.journal += 100 * count
+        self.position += 100 * count
 
     def test(self):
         asyncio.run(self.supervisor.test(self.server))
@@ -174,13 +175,13 @@ def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one():
     house = House()
     house.test()
     house.answer(2)
-    call = house.wire.call
+    call = house.wire.call_within
 
     async def slowly(*arguments, **named):
         house.answer(3)
         return await call(*arguments, **named)
 
-    house.wire.call = slowly
+    house.wire.call_within = slowly
     house.test()
     assert (house.server.unproven, house.server.trusted) == (3, 200)
 
@@ -223,10 +224,10 @@ def test_an_endpoint_that_is_not_up_yet_is_tested_again_later():
 def test_an_endpoint_with_another_model_stops_the_run_before_any_prompt_is_spent():
     house = House()
 
-    async def other(url, call, deadline=None, seconds=0.0):
+    async def other(seconds, url, call):
         return Reply(200, {}, b'{"data": [{"id": "m", "meta": {"n_vocab": 32000}}]}')
 
-    house.wire.call = other
+    house.wire.call_within = other
     with pytest.raises(UserError, match=r"http://u0: serves a model with 32000 token ids"):
         house.test()
 
@@ -282,14 +283,14 @@ def test_the_end_waits_for_a_canary_that_is_under_way(ids):
         house = House()
         await house.supervisor.test(house.server)
         house.answer(2)
-        out, go_on, call = asyncio.Event(), asyncio.Event(), house.wire.call
+        out, go_on, call = asyncio.Event(), asyncio.Event(), house.wire.call_within
 
         async def slowly(*arguments, **named):
             out.set()
             await go_on.wait()
             return await call(*arguments, **named)
 
-        house.wire.call, house.wire.ids = slowly, ids
+        house.wire.call_within, house.wire.ids = slowly, ids
         house.server.odd = 5
         house.supervisor._start_tests()
         await out.wait()
@@ -309,12 +310,12 @@ def test_a_stale_connection_lets_no_broken_engine_through():
     house = House()
     house.test()
     house.answer(1)
-    call, stale = house.wire.call, [Failure("free", "the server closed the connection without an answer")]
+    call, stale = house.wire.call_within, [Failure("free", "the server closed the connection without an answer")]
 
     async def first_stale(*arguments, **named):
         return stale.pop() if stale else await call(*arguments, **named)
 
-    house.wire.call, house.wire.ids = first_stale, [0] * 48
+    house.wire.call_within, house.wire.ids = first_stale, [0] * 48
     house.test()
     assert house.distrusted == [(1, 0)]
 

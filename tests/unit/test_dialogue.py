@@ -4,10 +4,11 @@ import random
 
 import pytest
 
+from scripts.lib.attempts import backoff
 from scripts.lib.backlog import Work
 from scripts.lib.chat import add_text
 from scripts.lib.config import Dataset, Sampling, Transport
-from scripts.lib.dialogue import RESAMPLES, Dialogue, Step, backoff, history, seed_of
+from scripts.lib.dialogue import RESAMPLES, Dialogue, Step, history, seed_of
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.records import Message, Prompt, Turn
 from tests import families
@@ -221,14 +222,28 @@ def test_the_matched_stop_token_is_added_where_the_engine_withheld_it():
     assert turn.eos_appended
 
 
+def test_a_matched_id_that_ends_no_turn_of_the_target_is_not_doubled():
+    """The engine knows more ends of a turn than the tokenizer's folder tells. Validation refuses the sample."""
+    answer = said("Hm.</think>Because.")
+    answer.output_ids[-1] = answer.matched_stop = other = KIMI.encode("x")[0]
+    turn = take(rules(), work(), answer).completion.turns[0]
+    assert turn.output_ids[-1] == other
+    assert turn.output_ids[-2] != other
+    assert not turn.eos_appended
+
+
 @pytest.mark.parametrize(
-    ("ids", "kind", "says"),
-    [([*KIMI.encode("Because.")], "retry", "without a stop token"), ([163840, STOP], "fatal", "outside the target's")],
+    ("ids", "matched", "kind", "says"),
+    [
+        ([*KIMI.encode("Because.")], None, "retry", "without a stop token"),
+        ([163840, STOP], None, "fatal", "outside the target's"),
+        ([*KIMI.encode("Because.")], 163840, "fatal", "outside the target's"),
+    ],
 )
-def test_answers_that_are_none(ids, kind, says):
+def test_answers_that_are_none(ids, matched, kind, says):
     dialogue, one = rules(), work()
     request = dialogue.next_request(one)
-    failure = dialogue.answered(one, request, Answer("stop", output_ids=ids), "u", 1.0)
+    failure = dialogue.answered(one, request, Answer("stop", output_ids=ids, matched_stop=matched), "u", 1.0)
     assert isinstance(failure, Failure)
     assert failure.kind == kind
     assert says in failure.reason
@@ -252,7 +267,7 @@ def test_attempts_are_used_up_only_between_successes():
     failure = Failure("retry", "HTTP 500")
     for _ in range(50):
         assert dialogue.failed(one, failure, successes=7).kind == "again"
-    assert one.attempts == 1
+    assert one.attempts.counted == 1
     assert dialogue.failed(one, failure, successes=8).kind == "again"
     step = dialogue.failed(one, failure, successes=9)
     assert step.completion.outcome == "exhausted"
@@ -263,14 +278,14 @@ def test_attempts_are_used_up_only_between_successes():
 def test_saturated_and_missing_servers_cost_no_attempt(kind):
     dialogue, one = rules(), work()
     assert all(dialogue.failed(one, Failure(kind, "x"), n).kind == "again" for n in range(50))
-    assert one.attempts == 0
+    assert one.attempts.counted == 0
 
 
 def test_a_stale_connection_costs_nothing_but_not_for_ever():
     dialogue, one = rules(), work()
     delays = [dialogue.failed(one, Failure("free", "closed"), n).delay for n in range(3)]
     assert delays == [0.0] * 3
-    assert one.attempts == 0
+    assert one.attempts.counted == 0
     for n in range(3, 3 + ATTEMPTS):
         step = dialogue.failed(one, Failure("free", "closed"), n)
     assert step.completion.outcome == "exhausted"

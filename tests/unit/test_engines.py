@@ -12,7 +12,9 @@ import pytest
 
 from scripts.lib.config import Sampling, parse_config
 from scripts.lib.engines import adapter_for
-from scripts.lib.engines.base import Answer, Failure, Reply, Request, excerpt, retry_after
+from scripts.lib.engines.base import Answer, Failure, Reply, Request
+from scripts.lib.engines.errors import retry_after
+from scripts.lib.engines.values import excerpt
 from scripts.lib.records import Message
 
 REPLIES = Path(__file__).parent / "replies"
@@ -103,7 +105,7 @@ def test_vllm_gets_our_ids_not_messages():
     path, body = sent(adapter(kind="vllm"), sampling=Sampling(top_k=20))
     assert path == "/v1/completions"
     assert (body["prompt"], body["model"], body["top_k"]) == (PROMPT_IDS, "m", 20)
-    assert body["return_token_ids"]
+    assert (body["request_id"], body["return_token_ids"]) == ("p-0-1", True)
     assert "messages" not in body
 
 
@@ -276,3 +278,24 @@ def test_pauses(headers, metadata, seconds):
 
 def test_excerpts_of_bodies_are_one_line_without_control_characters():
     assert excerpt(b"<html>\r\n <b>\x1b[31mno\x07\xff") == "<html> <b>\ufffd[31mno\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("name", ["sglang", "sglang_chat", "vllm"])
+def test_the_reply_to_another_request_of_ours_is_none(name):
+    """Mixed up on the way, by a gateway or a connection that was taken for free."""
+    one, mine, other = adapter(**ENGINES[name]), f"{'a' * 32}-0-3", f"{'b' * 32}-0-4"
+    body = orjson.loads(reply(f"{name}_stop").body)
+
+    def read(id: str) -> Answer | Failure:
+        if name == "sglang":
+            body["meta_info"]["id"] = id
+        else:
+            body["id"] = f"cmpl-{id}" if name == "vllm" else id
+        return one.read(request(id=mine), Reply(200, {}, orjson.dumps(body)), 0.0)
+
+    assert isinstance(read(mine), Answer)
+    assert isinstance(read("an id of the gateway's"), Answer)
+    failure = read(other)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.billed) == ("retry", True)
+    assert other in failure.reason

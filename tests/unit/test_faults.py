@@ -179,7 +179,6 @@ class Conversation:
         generation = self.generation(request)
         wire = FAULTS[fault](self.protocol, generation, self.dice, NOW) if fault else good(self.protocol, generation)
         assert wire is not None
-        self.work.sends += 1
         result = self.adapter.read(request, reply_of(wire), NOW)
         if isinstance(result, Answer):
             result = self.dialogue.answered(self.work, request, result, "http://s", 1.0)
@@ -282,7 +281,7 @@ def test_server_that_fails_everything_burns_no_prompt() -> None:
         failure = conversation.adapter.read(request, reply_of(wire), NOW)
         assert isinstance(failure, Failure)
         assert conversation.dialogue.failed(conversation.work, failure, successes=7).kind == "again"
-    assert conversation.work.attempts == 1
+    assert conversation.work.attempts.counted == 1
 
 
 def test_provider_outside_the_pin_is_refused() -> None:

@@ -10,17 +10,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from scripts.lib.attempts import Attempts
 from scripts.lib.config import Engine, Sampling, parse_config
+from scripts.lib.deadline import Deadline
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Call, EngineMetrics, Failure, Reply, Request
 from scripts.lib.errors import UserError
 from scripts.lib.pool import Pool
+from scripts.lib.sending import Sender
 from scripts.lib.transport import Transport, authorization, require_descriptors
 from tests.fault_server.server import FaultServer, Settings
 
-ADAPTER = adapter_for(
-    parse_config({"engine": {"kind": "sglang"}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
-)
+CONFIG = parse_config({"engine": {"kind": "sglang"}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+ADAPTER = adapter_for(CONFIG)
 REQUEST = Request("r1", [5, 6, 7], 200, 1, Sampling())
 
 
@@ -47,9 +49,46 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-async def ask(transport: Transport, url: str, deadline: asyncio.Timeout | None = None) -> Answer | Failure:
-    reply = await transport.call(url, ADAPTER.request(REQUEST), deadline)
+async def ask(transport: Transport, url: str) -> Answer | Failure:
+    reply = await transport.call(url, ADAPTER.request(REQUEST))
     return reply if isinstance(reply, Failure) else ADAPTER.read(REQUEST, reply, 0.0)
+
+
+class Job:
+    """One endpoint in a pool, and a sender, by a clock that the test sets."""
+
+    def __init__(self, transport: Transport, url: str) -> None:
+        self.now = 0.0
+        self.pool = Pool(8, lambda: self.now, 1000.0, idle_seconds=60.0)
+        self.pool.update([(url, 0)])
+        (self.endpoint,) = self.pool.due_for_test()
+        self.pool.admit(self.endpoint)
+        self.now = 1.0
+        settings = CONFIG.transport.model_copy(update={"base_seconds": 10.0, "min_tokens_per_second": 10.0})
+        self.sender = Sender(settings, ADAPTER, self.pool, transport, lambda: self.now, lambda text: None)
+
+    async def send(self) -> "asyncio.Task[Reply | Failure]":
+        """The request on its way: it may take 30 s."""
+        server = await self.pool.acquire(200.0)
+        call = ADAPTER.request(REQUEST)
+        sending = asyncio.create_task(self.sender.send(server, call, REQUEST.max_tokens, 200.0))
+        await asyncio.sleep(0)
+        return sending
+
+    async def pass_deadline(self, sending: "asyncio.Task[Reply | Failure]") -> Failure:
+        """The request is still waited for shortly before its time is up, and not any more shortly after."""
+        self.now = 30.9
+        assert self.pool.check_progress() == []
+        await asyncio.sleep(0)
+        assert not sending.done()
+        self.now = 31.1
+        assert self.pool.check_progress() == []
+        failure = await sending
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.billed) == ("retry", True)
+        assert "no answer within 30 s" in failure.reason
+        assert (self.endpoint.in_flight, self.endpoint.deadlines) == (0, set())
+        return failure
 
 
 # Our own servers are reached by our own connections, hosted APIs by aiohttp: the same faults mean the same.
@@ -104,20 +143,15 @@ def test_characters_split_over_chunks(hosted: bool) -> None:
 @both_ways
 @pytest.mark.parametrize("fault", ["silent_stall", "timeout_ghost"])
 def test_silence_ends_at_the_deadline(fault: str, hosted: bool) -> None:
-    """No header ever: the deadline ends the call, and the pool can bring the deadline forward."""
+    """No header ever."""
 
     async def test() -> None:
         async with fault_server(fault, hosted) as (server, url, transport):
-            deadline = asyncio.timeout(3600)
-            call = asyncio.create_task(ask(transport, url, deadline))
+            job = Job(transport, url)
+            sending = await job.send()
             while not server.injected:
                 await asyncio.sleep(0)
-            assert not call.done()
-            deadline.reschedule(0)
-            failure = await call
-        assert isinstance(failure, Failure)
-        assert failure.kind == "retry"
-        assert failure.billed
+            await job.pass_deadline(sending)
 
     run(test)
 
@@ -139,14 +173,11 @@ def test_stall_in_the_body_ends_at_the_deadline() -> None:
         application = web.Application()
         application.router.add_post("/generate", handle)
         async with serving(application) as url, Transport() as transport:
-            deadline = asyncio.timeout(3600)
-            call = asyncio.create_task(transport.call(url, ADAPTER.request(REQUEST), deadline))
+            job = Job(transport, url)
+            sending = await job.send()
             await half_sent.wait()
-            deadline.reschedule(0)
-            failure = await call
+            await job.pass_deadline(sending)
             leave.set()
-        assert isinstance(failure, Failure)
-        assert failure.billed
 
     run(test)
 
@@ -157,16 +188,15 @@ def test_ghosts_are_aborted() -> None:
     async def test() -> None:
         server = FaultServer(Settings("t", tokens_per_second=0.001))
         async with serving(server.application()) as url, Transport() as transport:
-            deadline = asyncio.timeout(3600)
-            call = asyncio.create_task(ask(transport, url, deadline))
+            job = Job(transport, url)
+            sending = await job.send()
             while not server.running:
                 await asyncio.sleep(0)
-            deadline.reschedule(0)
-            failure = await call
-            assert isinstance(failure, Failure)
-            assert failure.billed
+            failure = await job.pass_deadline(sending)
             assert server.running == 1  # the ghost
-            await transport.abort(url, ADAPTER.abort(REQUEST.id))
+            attempts = Attempts()
+            assert await job.sender.blame(job.endpoint, REQUEST.id, attempts, failure) is failure
+            assert attempts.avoid == url
             while server.running:
                 await asyncio.sleep(0)
 
@@ -177,31 +207,25 @@ def test_hung_server_is_taken_out() -> None:
     """Health says 200 and connections are accepted, but nothing is ever answered (sglang issues 435 and 22779)."""
 
     async def test() -> None:
-        now = 0.0
         server = FaultServer(Settings("t"))
         server.hung.set()
         async with serving(server.application()) as url, Transport() as transport:
             health = await transport.call(url, Call("GET", "/health"))
             assert isinstance(health, Reply)
             assert health.status == 200
-            pool = Pool(8, lambda: now, 1000.0, 60.0)
-            pool.update([(url, 0)])
-            (endpoint,) = pool.due_for_test()
-            pool.admit(endpoint)
-            now = 1.0
-            place = await pool.acquire(100)
-            deadline = asyncio.timeout(3600)
-            place.deadlines.add(deadline)
-            call = asyncio.create_task(ask(transport, url, deadline))
-            await asyncio.sleep(0)
-            now = 60.0
-            assert pool.check_progress() == []
-            now = 61.5
-            assert pool.check_progress() == [endpoint]
-            failure = await call  # broken off, to go elsewhere
+            job = Job(transport, url)
+            job.sender.settings = CONFIG.transport  # deadlines of minutes
+            sending = await job.send()
+            job.now = 60.0
+            assert job.pool.check_progress() == []
+            job.now = 61.5
+            assert job.pool.check_progress() == [job.endpoint]
+            failure = await sending  # broken off, to go elsewhere
             assert isinstance(failure, Failure)
-            assert pool.ready() == []
-            assert pool.pick(100) is None
+            failure = await job.sender.blame(job.endpoint, REQUEST.id, Attempts(), failure)
+            assert failure.kind == "wait"  # not the prompt's fault
+            assert job.pool.ready() == []
+            assert job.pool.pick(100) is None
 
     run(test)
 
@@ -211,20 +235,31 @@ def test_deadline_that_passes_while_the_server_is_taken_out() -> None:
 
     async def test() -> None:
         async with fault_server("silent_stall") as (server, url, transport):
-            pool = Pool(8, lambda: 0.0, 1000.0, 60.0)
-            pool.update([(url, 0)])
-            pool.admit(pool.servers[url])
-            deadline = asyncio.timeout(3600)
-            pool.servers[url].deadlines.add(deadline)
-            call = asyncio.create_task(ask(transport, url, deadline))
+            job = Job(transport, url)
+            sending = await job.send()
             while not server.injected:
                 await asyncio.sleep(0)
-            loop = asyncio.get_running_loop()
-            deadline.reschedule(loop.time())
-            while not deadline.expired():
+            job.now = 31.1
+            job.pool.check_progress()
+            job.pool.take_out(job.endpoint, "was restarted")
+            assert isinstance(await sending, Failure)
+
+
+def test_a_job_that_ends_while_a_deadline_passes_is_cancelled() -> None:
+    """The deadline doesn't swallow what others want."""
+
+    async def test() -> None:
+        async with fault_server("silent_stall") as (server, url, transport):
+            job = Job(transport, url)
+            sending = await job.send()
+            while not server.injected:
                 await asyncio.sleep(0)
-            pool.take_out(pool.servers[url], "was restarted")
-            assert isinstance(await call, Failure)
+            job.now = 31.1
+            job.pool.check_progress()
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert job.endpoint.in_flight == 0
 
     run(test)
 
@@ -237,11 +272,10 @@ def test_progress_that_the_engine_reports_is_a_sign_of_life() -> None:
         pool = Pool(8, lambda: now, 1000.0, 60.0)
         pool.update([("http://s", 0)])
         pool.admit(pool.servers["http://s"])
-        async with asyncio.timeout(3600) as deadline:
-            pool.servers["http://s"].deadlines.add(deadline)
-            for now in range(0, 600, 30):
-                pool.observe("http://s", EngineMetrics(running=4, generated=now), mark=(now,))
-                assert pool.check_progress() == []
+        pool.servers["http://s"].deadlines.add(Deadline(3600.0))
+        for now in range(0, 600, 30):
+            pool.observe("http://s", EngineMetrics(running=4, generated=now), mark=(now,))
+            assert pool.check_progress() == []
         now = 700.0
         assert len(pool.check_progress()) == 1
 

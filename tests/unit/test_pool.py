@@ -170,15 +170,24 @@ def test_a_hung_server_is_taken_out_and_comes_back_after_a_canary(clock):
 
 
 class FakeDeadline:
-    """The part of asyncio.Timeout that the pool uses."""
+    """The part of a deadline that the pool uses."""
 
-    moved = None
+    def __init__(self, at=float("inf")):
+        self.at, self.passed = at, False
 
-    def expired(self):
-        return self.moved is not None
+    def break_off(self):
+        self.passed = True
 
-    def reschedule(self, when):
-        self.moved = when
+
+def test_requests_whose_time_is_up_are_broken_off_and_others_go_on(clock):
+    pool = made(clock)
+    fill(pool, 2)
+    soon, later = FakeDeadline(clock.now + 10), FakeDeadline(clock.now + 20)
+    pool.servers["u0"].deadlines |= {soon, later}
+    clock.now += 11
+    assert pool.check_progress() == []
+    assert (soon.passed, later.passed) == (True, False)
+    assert pool.servers["u0"].status == "ready"
 
 
 def test_progress_that_the_engine_tells_is_no_hang(clock):
@@ -203,7 +212,7 @@ def test_a_restarted_or_vanished_server_breaks_off_its_requests(clock):
         pool.servers[url].deadlines.add(deadlines[url])
     old = pool.servers["u0"]
     pool.update([("u0", 1)])
-    assert all(deadline.moved is not None for deadline in deadlines.values())
+    assert all(deadline.passed for deadline in deadlines.values())
     assert set(pool.servers) == {"u0"}
     assert pool.servers["u0"] is not old
     assert pool.servers["u0"].status == "new"

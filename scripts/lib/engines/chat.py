@@ -3,7 +3,9 @@
 from typing import Any
 
 from scripts.lib.engines import sse
-from scripts.lib.engines.base import Failure, Reply, error_in_200, read_error, read_object
+from scripts.lib.engines.base import Failure, Reply
+from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.values import as_count, as_object, as_objects, read_object
 
 _FINISHED = ("stop", "length", "content_filter", "tool_calls")
 
@@ -21,8 +23,8 @@ def read_choice(reply: Reply, now: float) -> tuple[dict, dict, dict] | Failure:
         return body
     if failure := error_in_200(body, reply, now):
         return failure
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+    choices = as_objects(body.get("choices"))
+    if not choices:
         return Failure("retry", "HTTP 200 without choices", billed=True)
     choice = choices[0]
     finish = choice.get("finish_reason")
@@ -30,8 +32,7 @@ def read_choice(reply: Reply, now: float) -> tuple[dict, dict, dict] | Failure:
         choice["finish_reason"] = finish = "tool_calls"
     if finish not in _FINISHED:
         return Failure("retry", f"no finish reason but {finish!r}", billed=True)
-    message = choice.get("message")
-    return body, choice, message if isinstance(message, dict) else {}
+    return body, choice, as_object(choice.get("message"))
 
 
 def reasoning_of(message: dict[str, Any]) -> str | None:
@@ -42,20 +43,14 @@ def reasoning_of(message: dict[str, Any]) -> str | None:
     for name in ("reasoning_content", "reasoning"):
         if isinstance(message.get(name), str) and message[name]:
             return message[name]
-    details = message.get("reasoning_details")
-    if isinstance(details, list):
-        texts = [part.get("text") for part in details if isinstance(part, dict)]
-        return "".join(text for text in texts if isinstance(text, str)) or None
-    return None
+    texts = [part.get("text") for part in as_objects(message.get("reasoning_details"))]
+    return "".join(text for text in texts if isinstance(text, str)) or None
 
 
 def stop_id(choice: dict[str, Any]) -> int | None:
     """The id of the stop token that the server matched, when it tells one."""
-    for name in ("matched_stop", "stop_reason"):
-        value = choice.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return None
+    matched = as_count(choice.get("matched_stop"))
+    return as_count(choice.get("stop_reason")) if matched is None else matched
 
 
 def wire_messages(messages: list, *, reasoning: bool = True) -> list[dict[str, Any]]:

@@ -5,20 +5,9 @@ Tried on xllamacpp 2026.10.11549: `/completion` takes an id list as `prompt` and
 end-of-turn id when `stop_type` is `eos`. Defaults (top_k 40, top_p .95, min_p .05) apply unless set.
 """
 
-from scripts.lib.engines.base import (
-    Answer,
-    Call,
-    EngineFacts,
-    Failure,
-    Reply,
-    Request,
-    as_count,
-    check_ids,
-    error_in_200,
-    post,
-    read_error,
-    read_object,
-)
+from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, read_object
 
 # Asked for by name, because the full reply repeats all settings and the prompt's text.
 _SEED = "generation_settings/seed"
@@ -64,10 +53,10 @@ class LlamaCpp:
         seed = as_count(body.get(_SEED))
         if seed not in (None, request.seed):
             return Failure("retry", f"the answer to another request came (seed {seed})", billed=True)
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list):
-            return Failure("fatal", "the server returns no token ids: is it a llama.cpp that knows `return_tokens`?")
-        finish = _FINISH.get(body.get("stop_type") or "")
+        tokens = read_ids(body.get("tokens"), "is it a llama.cpp that knows `return_tokens`?")
+        if isinstance(tokens, Failure):
+            return tokens
+        finish = _FINISH.get(as_text(body.get("stop_type")) or "")
         if finish is None:
             return Failure("retry", f"no finish reason (stop_type {body.get('stop_type')!r})", billed=True)
         answer = Answer(
@@ -75,7 +64,7 @@ class LlamaCpp:
             output_ids=tokens,
             prompt_tokens=as_count(body.get("tokens_evaluated")),
             output_tokens=as_count(body.get("tokens_predicted")),
-            model=body.get("model") or "",
+            model=as_text(body.get("model")) or "",
         )
         return check_ids(request, answer)
 
@@ -86,14 +75,15 @@ class LlamaCpp:
         return [Call("GET", "/v1/models"), Call("GET", "/props")]
 
     def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
-        models, props = ((reply.json() if reply else None) or {} for reply in replies)
-        listed = [model for model in models.get("data") or [] if isinstance(model, dict)]
-        meta = (listed[0].get("meta") if listed else None) or {}
+        models, props = (as_object(reply.json() if reply else None) for reply in replies)
+        listed = as_objects(models.get("data"))
+        meta = as_object(listed[0].get("meta")) if listed else {}
+        defaults = as_object(props.get("default_generation_settings"))
         return EngineFacts(
             engine="llamacpp",
-            version=props.get("build_info"),
+            version=as_text(props.get("build_info")),
             models=tuple(str(model.get("id", "")) for model in listed),
-            vocab_size=meta.get("n_vocab"),
-            context_length=(props.get("default_generation_settings") or {}).get("n_ctx") or meta.get("n_ctx"),
-            weights=props.get("model_path"),
+            vocab_size=as_count(meta.get("n_vocab")) or None,
+            context_length=as_count(defaults.get("n_ctx")) or as_count(meta.get("n_ctx")) or None,
+            weights=as_text(props.get("model_path")),
         )

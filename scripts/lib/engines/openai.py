@@ -11,8 +11,9 @@ from typing import Any
 import orjson
 
 from scripts.lib.config import Engine
-from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, as_count, post
+from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
 from scripts.lib.engines.chat import read_choice, reasoning_of, wire_messages
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
 
 class OpenAI:
@@ -54,15 +55,14 @@ class OpenAI:
         if isinstance(read, Failure):
             return read
         body, choice, message = read
-        model, provider = str(body.get("model") or ""), str(body.get("provider") or "")
+        model, provider = as_text(body.get("model")) or "", as_text(body.get("provider")) or ""
         problem = self._not_as_asked(model, provider)
         if problem:
             return Failure("fatal", problem)
-        usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-        content = message.get("content")
+        usage = as_object(body.get("usage"))
         answer = Answer(
             choice["finish_reason"],
-            text=content if isinstance(content, str) else "",
+            text=as_text(message.get("content")) or "",
             reasoning=reasoning_of(message),
             prompt_tokens=as_count(usage.get("prompt_tokens")),
             output_tokens=as_count(usage.get("completion_tokens")),
@@ -95,14 +95,12 @@ class OpenAI:
         return [Call("GET", "/models")]
 
     def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
-        body = (replies[0].json() if replies[0] else None) or {}
-        listed = body.get("data") if isinstance(body, dict) else None
-        listed = [model for model in listed or [] if isinstance(model, dict)]
+        listed = as_objects(as_object(replies[0].json() if replies[0] else None).get("data"))
         mine = next((model for model in listed if model.get("id") == self.served_model), {})
         return EngineFacts(
             engine="openai",
             models=tuple(str(model.get("id", "")) for model in listed),
-            context_length=as_count(mine.get("context_length")),
+            context_length=as_count(mine.get("context_length")) or None,
         )
 
 
@@ -124,4 +122,5 @@ def _same_provider(answered: str, asked: str) -> bool:
 
 
 def _dollars(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value < float("inf") else None

@@ -6,26 +6,20 @@ turns it off. `sampling_seed` has an effect only with deterministic inference sw
 `input_ids` in place of the rendered messages; `return_token_ids` gives `response_token_ids`.
 """
 
-import re
-
 from scripts.lib.config import Engine
-from scripts.lib.engines.base import (
-    Answer,
-    Call,
-    EngineFacts,
-    Failure,
-    Reply,
-    Request,
+from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.chat import read_choice, reasoning_of, stop_id, wire_messages
+from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.values import (
     as_count,
+    as_object,
+    as_objects,
+    as_text,
     check_ids,
-    error_in_200,
-    post,
-    read_error,
+    of_another,
+    read_ids,
     read_object,
 )
-from scripts.lib.engines.chat import read_choice, reasoning_of, stop_id, wire_messages
-
-_OURS = re.compile(r"[0-9a-f]{32}-\d+-\d+")  # a request's id, as `dialogue` makes it
 
 
 class SGLang:
@@ -99,12 +93,9 @@ class SGLang:
             return body
         if failure := error_in_200(body, reply, now):
             return failure
-        ids, meta = body.get("output_ids"), body.get("meta_info")
-        meta = meta if isinstance(meta, dict) else {}
-        echoed = meta.get("id")
-        # A gateway may give ids of its own; another one of ours means that replies were mixed up on the way.
-        if echoed != request.id and isinstance(echoed, str) and _OURS.fullmatch(echoed):
-            return Failure("retry", f"the answer to another request came ({echoed})", billed=True)
+        meta = as_object(body.get("meta_info"))
+        if failure := of_another(request, meta.get("id")):
+            return failure
         reason = meta.get("finish_reason")
         reason = reason if isinstance(reason, dict) else {"type": reason}
         if reason.get("type") == "abort":
@@ -114,13 +105,13 @@ class SGLang:
             return Failure("retry", f"aborted by the engine: {reason.get('message') or 'no reason given'}", billed=True)
         if reason.get("type") not in ("stop", "length"):
             return Failure("retry", f"no finish reason but {reason.get('type')!r}", billed=True)
-        if not isinstance(ids, list):
-            return Failure("fatal", "the server returns no token ids: is it SGLang's /generate?")
-        matched = reason.get("matched")
+        ids = read_ids(body.get("output_ids"), "is it SGLang's /generate?")
+        if isinstance(ids, Failure):
+            return ids
         answer = Answer(
             reason["type"],
             output_ids=ids,
-            matched_stop=matched if isinstance(matched, int) else None,
+            matched_stop=as_count(reason.get("matched")),
             prompt_tokens=as_count(meta.get("prompt_tokens")),
             output_tokens=as_count(meta.get("completion_tokens")),
             model=self.served_model,
@@ -132,23 +123,25 @@ class SGLang:
         if isinstance(read, Failure):
             return read
         body, choice, message = read
-        ids = choice.get("response_token_ids")
-        if not isinstance(ids, list):
-            return Failure(
-                "fatal",
-                "the server returns no token ids: set engine.api to native (SGLang without `return_token_ids` is too old "
-                "for chat, and sglang-router takes that field away)",
-            )
-        usage = body.get("usage") or {}
+        if failure := of_another(request, body.get("id")):
+            return failure
+        ids = read_ids(
+            choice.get("response_token_ids"),
+            "set engine.api to native (SGLang without `return_token_ids` is too old for chat, and sglang-router takes "
+            "that field away)",
+        )
+        if isinstance(ids, Failure):
+            return ids
+        usage = as_object(body.get("usage"))
         answer = Answer(
             choice["finish_reason"],
             output_ids=ids,
             matched_stop=stop_id(choice),
-            text=message.get("content"),
+            text=as_text(message.get("content")),
             reasoning=reasoning_of(message),
             prompt_tokens=as_count(usage.get("prompt_tokens")),
             output_tokens=as_count(usage.get("completion_tokens")),
-            model=body.get("model") or "",
+            model=as_text(body.get("model")) or "",
         )
         return check_ids(request, answer, choice.get("prompt_token_ids"))
 
@@ -159,12 +152,12 @@ class SGLang:
         return [Call("GET", "/v1/models"), Call("GET", "/server_info")]
 
     def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
-        models, server = ((reply.json() if reply else None) or {} for reply in replies)
-        listed = [model for model in models.get("data") or [] if isinstance(model, dict)]
+        models, server = (as_object(reply.json() if reply else None) for reply in replies)
+        listed = as_objects(models.get("data"))
         return EngineFacts(
             engine="sglang",
-            version=server.get("version"),
+            version=as_text(server.get("version")),
             models=tuple(str(model.get("id", "")) for model in listed),
-            context_length=as_count(listed[0].get("max_model_len")) if listed else None,
-            weights=server.get("model_path"),
+            context_length=(as_count(listed[0].get("max_model_len")) or None) if listed else None,
+            weights=as_text(server.get("model_path")),
         )

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from scripts.lib.engines.base import Failure, Reply
+from scripts.lib.engines.values import as_object, as_objects
 
 _TEXTS = ("content", "reasoning_content", "reasoning")
 _LISTS = ("reasoning_details", "tool_calls")
@@ -39,13 +40,13 @@ def fold(body: bytes) -> dict[str, Any] | Failure:
             continue
         if event.get("error"):
             return {"error": event["error"]}
-        choices = event.pop("choices", None)
+        choices = as_objects(event.pop("choices", None))
         whole.update({key: value for key, value in event.items() if value is not None})
         if not choices:
             continue
         chosen = True
         part = choices[0]
-        delta = part.get("delta") or {}
+        delta = as_object(part.get("delta"))
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
                 message[name] = (message.get(name) or "") + delta[name]

@@ -6,18 +6,9 @@ model's own end of text. A prompt without room for `max_tokens` is answered as f
 request whose client goes away is dropped by the server, there is no abort call.
 """
 
-from scripts.lib.engines.base import (
-    Answer,
-    Call,
-    EngineFacts,
-    Failure,
-    Reply,
-    Request,
-    as_count,
-    check_ids,
-    post,
-)
+from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
 from scripts.lib.engines.chat import read_choice, stop_id
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, of_another, read_ids
 
 
 class VLLM:
@@ -35,6 +26,7 @@ class VLLM:
             {
                 "model": self.served_model,
                 "prompt": request.prompt_ids,
+                "request_id": request.id,  # comes back as `cmpl-` and the id
                 "max_tokens": request.max_tokens,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -55,18 +47,20 @@ class VLLM:
         if isinstance(read, Failure):
             return read
         body, choice, _ = read
-        ids = choice.get("token_ids")
-        if not isinstance(ids, list):
-            return Failure("fatal", "the server returns no token ids: vLLM >= 0.10.2 with `return_token_ids` is needed")
-        usage = body.get("usage") or {}
+        if failure := of_another(request, body.get("id")):
+            return failure
+        ids = read_ids(choice.get("token_ids"), "vLLM >= 0.10.2 with `return_token_ids` is needed")
+        if isinstance(ids, Failure):
+            return ids
+        usage = as_object(body.get("usage"))
         answer = Answer(
             choice["finish_reason"],
             output_ids=ids,
             matched_stop=stop_id(choice),
-            text=choice.get("text"),
+            text=as_text(choice.get("text")),
             prompt_tokens=as_count(usage.get("prompt_tokens")),
             output_tokens=as_count(usage.get("completion_tokens")),
-            model=body.get("model") or "",
+            model=as_text(body.get("model")) or "",
         )
         return check_ids(request, answer, choice.get("prompt_token_ids"))
 
@@ -77,12 +71,12 @@ class VLLM:
         return [Call("GET", "/v1/models"), Call("GET", "/version")]
 
     def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
-        models, version = ((reply.json() if reply else None) or {} for reply in replies)
-        listed = [model for model in models.get("data") or [] if isinstance(model, dict)]
+        models, version = (as_object(reply.json() if reply else None) for reply in replies)
+        listed = as_objects(models.get("data"))
         return EngineFacts(
             engine="vllm",
-            version=version.get("version"),
+            version=as_text(version.get("version")),
             models=tuple(str(model.get("id", "")) for model in listed),
-            context_length=as_count(listed[0].get("max_model_len")) if listed else None,
-            weights=listed[0].get("root") if listed else None,
+            context_length=(as_count(listed[0].get("max_model_len")) or None) if listed else None,
+            weights=as_text(listed[0].get("root")) if listed else None,
         )

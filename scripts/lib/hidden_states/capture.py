@@ -8,10 +8,10 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.lib.attempts import Attempts, GivenUp
 from scripts.lib.backlog import Backlog
 from scripts.lib.canary import Canary
 from scripts.lib.config import Config
-from scripts.lib.dialogue import backoff
 from scripts.lib.engines.base import Failure, Reply, Request
 from scripts.lib.engines.sglang import SGLang
 from scripts.lib.errors import UserError
@@ -24,14 +24,13 @@ from scripts.lib.hidden_states.wire import INFO, read_states, server_problem, st
 from scripts.lib.pool import Pool, Server
 from scripts.lib.progress import duration
 from scripts.lib.provenance import digest
+from scripts.lib.sending import Sender
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target
 from scripts.lib.transport import Transport, authorization, require_descriptors
 
 LANE = "hidden_states"
 _LINE_SECONDS = 10.0
-_WARN_SECONDS = 10.0
-_FREE = 3  # stale connections in a row that cost nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +39,7 @@ class Piece:
 
     row: Row
     sends: int = 0
-    attempts: int = 0  # failures that count
-    deterministic: int = 0  # of these, those that are likely to come again
-    pauses: int = 0
-    successes_seen: int = -1  # the pool's successes at the last failure
-    avoid: str | None = None  # endpoint that failed last
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 def prepare(config: Config, capture: Capture) -> Config:
@@ -72,7 +67,7 @@ async def _problems(config: Config, capture: Capture) -> dict[str, str | None]:
     async with Transport(authorization(config.engine)) as transport:
         found: dict[str, str | None] = {}
         for url in config.engine.endpoints:
-            reply = await transport.call(url.rstrip("/"), INFO, seconds=30.0)
+            reply = await transport.call_within(30.0, url.rstrip("/"), INFO)
             if isinstance(reply, Failure):
                 found[url] = reply.reason
             else:
@@ -100,6 +95,7 @@ class Pass:
     arrived: dict[str, tuple[str, int]] = field(default_factory=dict)  # endpoint and number of each sample's last reply
     reading: set[str] = field(default_factory=set)  # samples whose reply is being read
     tainted: set[str] = field(default_factory=set)  # of these, those whose server turned out to be broken
+    jitter: random.Random = field(default_factory=random.Random)
 
     def run(self) -> None:
         """Ask until every row is captured or has failed for good. Raises UserError when there is no hope for more."""
@@ -114,7 +110,6 @@ class Pass:
         require_descriptors(ceiling)
         self.adapter = SGLang(self.config.engine.model_copy(update={"api": "native"}), served_name(self.config))
         self.begun = time.monotonic()
-        self._warned = float("-inf")
         self.pool = Pool(ceiling, time.monotonic, settings.ramp_per_second, settings.idle_seconds)
         self.backlog: Backlog[Piece] = Backlog(self._pieces(self.missing), time.monotonic, 2 * ceiling)
         states = Transport(authorization(self.config.engine), largest_reply=sys.maxsize)  # as large as a sample is long
@@ -127,11 +122,10 @@ class Pass:
                 self.pool,
                 canary,
                 self.transport,
-                lambda: self.replies,
-                lambda server: None,  # a later job asks for whole files only
-                self._distrust,
+                self,
                 self.say,
             )
+            self.sender = Sender(settings, self.adapter, self.pool, self.transport, time.monotonic, self.say)
             helpers = [group.create_task(self.supervisor.run()), group.create_task(self._keep_reporting())]
             while self.backlog.open:
                 await asyncio.wait([group.create_task(self._worker()) for _ in range(ceiling)])
@@ -152,20 +146,14 @@ class Pass:
 
     async def _ask(self, piece: Piece) -> float | None:
         """One request. None: the row has its end; else the seconds until it is to be asked again."""
-        row, settings = piece.row, self.config.transport
+        row, tokens = piece.row, len(piece.row.input_ids)
         piece.sends += 1
         # The form of all our ids: the adapter knows a reply to another one of them.
         name = f"{digest(row.id)}-{len(self.capture.sglang_layers)}-{piece.sends}"
         request = states_request(name, row.input_ids)
-        server = await self.pool.acquire(float(len(row.input_ids)), piece.avoid)
+        server = await self.pool.acquire(float(tokens), piece.attempts.avoid)
         begun = time.monotonic()
-        deadline = asyncio.timeout(settings.base_seconds + len(row.input_ids) / settings.min_tokens_per_second)
-        server.deadlines.add(deadline)
-        try:
-            reply = await self.transport.call(server.url, states_call(request), deadline)
-        finally:
-            server.deadlines.discard(deadline)
-            self.pool.release(server, float(len(row.input_ids)))
+        reply = await self.sender.send(server, states_call(request), tokens, float(tokens))
         if isinstance(reply, Failure):
             return await self._failed(piece, server, request.id, reply)
         # Noted now: a canary may fail while the reply is still being read.
@@ -185,8 +173,8 @@ class Pass:
             return 0.0
         if result is not None:
             self.stored[row.id] = result
-        self.done[row.id] = len(row.input_ids)
-        self.pool.succeeded(server, len(row.input_ids), time.monotonic() - begun)
+        self.done[row.id] = tokens
+        self.pool.succeeded(server, tokens, time.monotonic() - begun)
         return None
 
     def _keep(self, row: Row, request: Request, reply: Reply) -> Stored | Failure | None:
@@ -198,45 +186,25 @@ class Pass:
         return self.store.write(row, {**self.store.part(row), self.capture.tensor: states}, engine)
 
     async def _failed(self, piece: Piece, server: Server, request_id: str, failure: Failure) -> float | None:
-        """Blame the row, the server or nobody, as stage 2 does."""
-        if failure.kind == "fatal":
-            raise UserError(f"{server.url}: {failure.reason}")
-        if failure.kind == "permanent":
-            return self._give_up(piece, failure.reason)
-        piece.avoid = server.url
-        if failure.billed:
-            await self.transport.abort(server.url, self.adapter.abort(request_id))
-        now = time.monotonic()
-        if failure.kind != "free" and now - self._warned >= _WARN_SECONDS:
-            self._warned = now
-            self.say(f"{failure.kind}: {server.url}: {failure.reason}")
-        if failure.kind == "free" and piece.pauses < _FREE:
-            piece.pauses += 1
-            return 0.0
-        counts = failure.kind in ("retry", "free") and server.status == "ready"
-        if failure.kind == "throttle":
-            self.pool.throttled(server, failure.retry_after)
-        elif failure.kind == "wait" or server.status == "ready":
-            seen = piece.successes_seen == self.pool.successes
-            self.pool.failed(server, failure.reason, suspect=failure.kind == "wait" or seen)
-        # A failure says something about the row only when others were answered since its last one.
-        if counts and piece.successes_seen != self.pool.successes:
-            piece.successes_seen = self.pool.successes
-            piece.attempts += 1
-            piece.deterministic += failure.most_attempts is not None
-            most = failure.most_attempts or self.config.transport.attempts
-            if piece.attempts >= self.config.transport.attempts or piece.deterministic >= most:
-                return self._give_up(piece, f"{piece.attempts} attempts, the last: {failure.reason}")
-        settings = self.config.transport
-        delay = backoff(piece.pauses, settings.backoff_first, settings.backoff_cap, random.Random())
-        piece.pauses += 1
-        return max(delay, failure.retry_after or 0.0)
+        """Seconds until the next try; None when the row is given up."""
+        failure = await self.sender.blame(server, request_id, piece.attempts, failure)
+        next_try = piece.attempts.failed(failure, self.pool.successes, self.config.transport, self.jitter)
+        if not isinstance(next_try, GivenUp):
+            return next_try
+        self.failed[piece.row.id] = next_try.reason
+        self.say(f"warning: no hidden states of sample {piece.row.id}: {next_try.reason}")
+        return None
 
-    def _give_up(self, piece: Piece, reason: str) -> None:
-        self.failed[piece.row.id] = reason
-        self.say(f"warning: no hidden states of sample {piece.row.id}: {reason}")
+    # --- what canaries vouch for ---
 
-    def _distrust(self, server: Server) -> None:
+    @property
+    def position(self) -> int:
+        return self.replies
+
+    def prove(self, server: Server) -> None:
+        """Nothing to note: a later job asks for whole files only."""
+
+    def distrust(self, server: Server) -> None:
         """Ask again what an endpoint returned since its last good canary."""
         if not server.unproven:
             return

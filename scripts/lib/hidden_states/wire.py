@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.csv
 
 from scripts.lib.config import Sampling
-from scripts.lib.engines.base import Call, Failure, Reply, Request, error_in_200, post, read_error, read_object
+from scripts.lib.engines.base import Call, Failure, Reply, Request, post
+from scripts.lib.engines.errors import error_in_200, read_error
 from scripts.lib.engines.sglang import SGLang
+from scripts.lib.engines.values import read_object
 from scripts.lib.hidden_states.plan import DTYPE, Capture
 from scripts.lib.hidden_states.tensor_file import NotBfloat16, to_bfloat16
 

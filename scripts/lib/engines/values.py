@@ -1,0 +1,100 @@
+"""Values of a reply. Any of them may be anything: a server is another program, and there may be a gateway before it."""
+
+import re
+from typing import Any
+
+import orjson
+
+from scripts.lib.engines.base import Answer, Failure, Reply, Request
+
+_OURS = re.compile(r"[0-9a-f]{32}-\d+-\d+")  # a request's id, as `dialogue` makes it
+_LARGEST_COUNT = 1 << 31  # no context is as long
+_DIGITS = b"0123456789,"
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """A JSON object; an empty one where there is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_objects(value: Any) -> list[dict[str, Any]]:
+    """The JSON objects of a list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def as_text(value: Any) -> str | None:
+    """A string, or None where there is something else."""
+    return value if isinstance(value, str) else None
+
+
+def as_count(value: Any) -> int | None:
+    """A number of tokens or a token's id, or None where a server leaves it out or sends nonsense."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < _LARGEST_COUNT else None
+
+
+def read_ids(value: Any, needed: str) -> list[int] | Failure:
+    """Token ids: whole numbers from 0. A server that sends no list at all does not send ids; `needed` says what would."""
+    if not isinstance(value, list):
+        return Failure("fatal", f"the server returns no token ids: {needed}")
+    # A third of the time that looking at each of them takes: a list of anything else has other characters.
+    if orjson.dumps(value).translate(None, _DIGITS) != b"[]":
+        return Failure("retry", f"the token ids are no numbers: {excerpt(str(value))}", billed=True)
+    return value
+
+
+def of_another(request: Request, echoed: Any) -> Failure | None:
+    """The failure of a reply whose id is that of another request of ours: replies were mixed up on the way.
+
+    Gateways may give ids of their own.
+    """
+    found = _OURS.search(echoed) if isinstance(echoed, str) and echoed != request.id else None
+    if found is None or found.group() == request.id:
+        return None
+    return Failure("retry", f"the answer to another request came ({found.group()})", billed=True)
+
+
+def read_object(reply: Reply) -> dict | Failure:
+    """The JSON object of a 200 reply; a Failure when it is something else, or holds an error.
+
+    Leading blanks (keep-alive padding of proxies) are legal JSON; HTML and half bodies are not.
+    """
+    try:
+        value = orjson.loads(reply.body)
+    except orjson.JSONDecodeError:
+        return Failure("retry", f"HTTP 200 but not JSON: {excerpt(reply.body)}", billed=True)
+    if not isinstance(value, dict):
+        return Failure("retry", f"HTTP 200 but no JSON object: {excerpt(reply.body)}", billed=True)
+    return value
+
+
+def excerpt(body: bytes | str, length: int = 200) -> str:
+    """The first characters of a body on one line, for messages: nothing in it steers a terminal."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
+    text = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | Failure:
+    """Compare what the engine says of the ids with what was sent and came.
+
+    Other prompt ids than ours mean another template or a second BOS: the whole run is wrong, not the
+    sample (sglang PR 26555, vllm PR 55288). Where the ids are at hand, a wrong count of them is only a flag.
+    """
+    sent = request.prompt_ids
+    if isinstance(echoed, list) and echoed != sent:
+        at = next((i for i, (a, b) in enumerate(zip(echoed, sent)) if a != b), min(len(echoed), len(sent)))
+        return Failure(
+            "fatal",
+            f"the engine used other prompt ids: from position {at} {excerpt(str(echoed[at : at + 5]))}, sent were "
+            f"{sent[at : at + 5]} ({len(echoed)} and {len(sent)} ids): its template or tokenizer is not the target's",
+        )
+    got = len(answer.output_ids or ())
+    counts = answer.prompt_tokens in (None, len(sent)), answer.output_tokens in (None, got)
+    if not counts[0] and echoed is None:
+        return Failure("fatal", f"the engine counted {answer.prompt_tokens} prompt tokens, {len(sent)} were sent")
+    if not all(counts):
+        answer.flags.append("usage_mismatch")
+    if answer.finish_reason == "length" and got < request.max_tokens:
+        answer.flags.append("short_of_max_tokens")  # the engine has less room than we think (sglang PR 2956)
+    return answer
