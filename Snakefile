@@ -17,7 +17,9 @@ sys.path.insert(0, workflow.basedir)
 shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.basedir))}:${{{{PYTHONPATH:-}}}}; ")
 
 from scripts.lib import durable
-from scripts.lib.config import EXPORT_FORMATS, parse_config, stage_settings
+from scripts.lib.config import EXPORT_FORMATS
+from scripts.lib.config_file import parse_config
+from scripts.lib.stage_settings import stage_settings
 from scripts.lib.errors import UserError, explain
 from scripts.lib.hidden_states.plan import dry_run as hidden_states_plan
 from scripts.lib.hidden_states.plan import require_engine as require_hidden_states_engine

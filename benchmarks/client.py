@@ -37,7 +37,7 @@ import orjson
 
 from scripts.lib.answered import Answered
 from scripts.lib.completions import Shard, generate
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.records import Message, Prompt, read_rows, write_rows
 from scripts.lib.target import Target, load_target
 from scripts.lib.tokenizer_sources import prepare_target

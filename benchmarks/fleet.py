@@ -33,10 +33,12 @@ import orjson
 from benchmarks.virtual_time import VirtualLoop
 from scripts.lib.answered import Answered
 from scripts.lib.chat import add_text
-from scripts.lib.completions import Generation, Shard, identity
-from scripts.lib.config import Config, parse_config
+from scripts.lib.completions import Generation, Shard
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.engines.base import Call, Failure, Reply
 from scripts.lib.records import Message, Prompt, write_rows
+from scripts.lib.stage_settings import identity
 from scripts.lib.target import Target
 from scripts.lib.tokenizer_sources import prepare_target
 

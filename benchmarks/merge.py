@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.lib import records
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.merge import merge
 
 VOCABULARY = 151_936

@@ -21,7 +21,8 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from scripts.lib.config import Config, parse_config
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.records import Message, Prompt, Sample, read_rows, write_rows
 from scripts.lib.samples import ROWS_AT_ONCE, from_conversations, tokenize_conversations
 from scripts.lib.target import Target

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scripts.lib import durable
 from scripts.lib.backup import back_up, copy_elsewhere, receipt
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 from scripts.lib.stores import open_store
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.doctor.report import examine
 from scripts.lib.errors import entry
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from scripts.lib.completions import Shard, generate
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 
 

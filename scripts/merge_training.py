@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from scripts.lib import durable
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 from scripts.lib.merge import merge, receipt
 

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 from scripts.lib.prompts import prepare_prompts
 from scripts.lib.target import load_target

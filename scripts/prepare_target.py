@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 from scripts.lib.tokenizer_sources import prepare_target
 

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 from scripts.lib.fleet.serve import serve
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from scripts.lib import durable
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import entry
 from scripts.lib.statistics import write_token_frequencies
 from scripts.lib.summary import print_tables, require_acceptable, summarize

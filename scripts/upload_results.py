@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import UserError, entry
 from scripts.lib.stores import open_store
 from scripts.lib.upload import Uploader

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from scripts.lib import records
-from scripts.lib.config import Config, parse_config
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.merge import merge
 from scripts.lib.records import Message, Sample
 

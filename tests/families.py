@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.target import Target
 from scripts.lib.tokenizer_sources import prepare_target
 

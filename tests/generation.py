@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.journal import scan
 from scripts.lib.records import Completion, Message, Prompt, read_rows, write_rows
 from scripts.lib.target import Target, load_target

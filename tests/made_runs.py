@@ -9,12 +9,14 @@ from pathlib import Path
 import orjson
 
 from scripts.lib import durable
-from scripts.lib.config import Config, parse_config, stage_settings
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.merge import merge, receipt
 from scripts.lib.progress import Figures, ProgressFile
 from scripts.lib.prompts import prepare_prompts
 from scripts.lib.records import Completion, Message, Prompt, Turn, read_rows, write_rows
 from scripts.lib.samples import tokenize_completions, tokenize_conversations
+from scripts.lib.stage_settings import stage_settings
 from scripts.lib.summary import summarize
 from scripts.lib.target import Target, load_target
 from scripts.lib.validate import Shard, validate_tokens

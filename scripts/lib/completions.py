@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from scripts.lib.backlog import Backlog, Work
 from scripts.lib.budget import Amount, Budget
 from scripts.lib.canary import Canary
 from scripts.lib.chat import add_text
-from scripts.lib.config import Config, stage_settings
+from scripts.lib.config import Config
 from scripts.lib.dialogue import Dialogue, Step
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Request
@@ -37,6 +36,8 @@ from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
 from scripts.lib.sending import Sender
+from scripts.lib.stage_settings import identity, stage_settings
+from scripts.lib.stopping import Stopped, first_trouble, signals
 from scripts.lib.supervision import Supervisor
 from scripts.lib.target import Target, load_target
 from scripts.lib.transport import Transport, authorization, require_descriptors
@@ -48,13 +49,6 @@ _BUDGET_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _GARBAGE = 100_000  # new objects between two looks for cycles
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
-
-
-class Stopped(Exception):
-    """A signal asked the job to end."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 @dataclass(frozen=True)
@@ -72,25 +66,6 @@ class Shard:
     @property
     def name(self) -> str:
         return f"{self.dataset}/{self.shard}"
-
-
-def identity(config: Config, dataset: str, target: Target) -> dict[str, Any]:
-    """The settings that answers depend on. Answers of another identity are refused.
-
-    Budgets say how many answers there are, not what they are; `drop` is `keep` plus a later stage.
-    """
-    settings = stage_settings(config, "completions", dataset)
-    settings.pop("budget")
-    one = dict(settings["dataset"])
-    for name in ("token_budget", "cost_budget"):
-        one.pop(name)
-    if one["truncation"] == "drop":
-        one["truncation"] = "keep"
-    return {
-        **settings,
-        "dataset": one,
-        "target": {"tokenizer": target.tokenizer_hash, "template": target.template_hash},
-    }
 
 
 def say(text: str) -> None:
@@ -220,7 +195,7 @@ class Generation:
     async def _ask_all(self, held: Lease) -> None:
         """Ask until every prompt has its outcome, or something stops the job."""
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with _signals(stop):
+        with signals(stop):
             async with self._session() as self.transport:
                 canary = Canary(self.config, self.target, self.adapter, self.transport)
                 self.supervisor = supervisor = Supervisor(
@@ -243,11 +218,11 @@ class Generation:
                 try:
                     while self.backlog.open:
                         workers = [asyncio.create_task(self._worker()) for _ in range(self.lane.concurrency)]
-                        await _first_trouble([stop, *helpers], workers)
+                        await first_trouble([stop, *helpers], workers)
                         if self.answered.journal.problem:
                             raise self.answered.journal.problem
                         # A bad canary puts prompts back into the backlog.
-                        await _first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
+                        await first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
                 finally:
                     for task in (*helpers, *workers):
                         task.cancel()
@@ -464,39 +439,3 @@ class Generation:
             },
             "code": code_version(),
         }
-
-
-async def _first_trouble(watched: list[asyncio.Future], workers: list[asyncio.Task]) -> None:
-    """Wait until all workers are done; raise what any of them or of the watched raises before."""
-    everyone = asyncio.gather(*workers)
-    try:
-        await asyncio.wait([everyone, *watched], return_when=asyncio.FIRST_COMPLETED)
-        for future in watched:
-            if future.done():
-                future.result()
-        await everyone
-    finally:
-        everyone.cancel()
-        with contextlib.suppress(BaseException):
-            await everyone
-
-
-@contextlib.contextmanager
-def _signals(stop: asyncio.Future[None]) -> Iterator[None]:
-    """SIGTERM and SIGINT end the job in order: what has arrived is journalled."""
-    loop = asyncio.get_running_loop()
-
-    def ask(number: int) -> None:
-        if not stop.done():
-            stop.set_exception(Stopped(number))
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, ask, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-        if not stop.done():
-            stop.cancel()

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib import base_corpus, durable, funnel, publish, records
 from scripts.lib.base_corpus import Source
-from scripts.lib.config import Config, stage_settings
+from scripts.lib.config import Config
 from scripts.lib.errors import UserError
 from scripts.lib.manifest import (
     COUNTED,
@@ -31,6 +31,7 @@ from scripts.lib.manifest import (
 )
 from scripts.lib.provenance import differences, digest
 from scripts.lib.shuffle import Buckets, ahead, share_keys
+from scripts.lib.stage_settings import stage_settings
 
 BUCKET_BYTES = 64 << 20  # Arrow bytes of one hash bucket: the second pass holds a few of them
 GROUP_TOKENS = 8 << 20  # a row group is cut after ROWS_PER_GROUP samples or this many tokens

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib import durable
 from scripts.lib.cleaning import Cleaner
-from scripts.lib.config import Config, Dataset, stage_settings
+from scripts.lib.config import Config, Dataset
 from scripts.lib.defects import Defect
 from scripts.lib.errors import UserError
 from scripts.lib.prompt_report import EXAMPLES, Tally, summary
@@ -35,6 +35,7 @@ from scripts.lib.sources import conversation_of, read_rows, source_files
 from scripts.lib.sources.files import local_file, local_paths
 from scripts.lib.sources.presets import plan_of
 from scripts.lib.spool import Candidate, Spool, spool
+from scripts.lib.stage_settings import stage_settings
 from scripts.lib.target import Target, TemplateError
 
 # A source of which not one of so many first rows can be used was configured wrongly: don't read on for hours.

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.lib import chat, records, turn_format
-from scripts.lib.config import Config, Dataset, stage_settings
+from scripts.lib.config import Config, Dataset
 from scripts.lib.errors import UserError
 from scripts.lib.provenance import code_version
 from scripts.lib.records import Completion, Message, Prompt, Sample, Turn
+from scripts.lib.stage_settings import stage_settings
 from scripts.lib.target import Target, TemplateError
 
 # Outcomes whose last turn is an answer that a policy may keep; of every other outcome but `ok` only the turns before

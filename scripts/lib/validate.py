@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib import chat, durable, records
-from scripts.lib.config import Config, stage_settings
+from scripts.lib.config import Config
 from scripts.lib.errors import UserError
 from scripts.lib.gates import Gates
 from scripts.lib.provenance import code_version
 from scripts.lib.records import Completion, Reject, Sample
 from scripts.lib.samples import POLICY
+from scripts.lib.stage_settings import stage_settings
 from scripts.lib.statistics import Statistics
 from scripts.lib.target import Target
 

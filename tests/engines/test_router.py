@@ -11,7 +11,7 @@ import requests
 
 from scripts import prepare_target
 from scripts.lib import durable
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.fleet.lease import lease
 from scripts.lib.fleet.server import free_port
 from tests.fault_server.answers import Answers

@@ -18,7 +18,8 @@ import requests
 
 from scripts import prepare_prompts, prepare_target
 from scripts.lib import durable
-from scripts.lib.config import Config, Sampling, load_config
+from scripts.lib.config import Config, Sampling
+from scripts.lib.config_file import load_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Reply, Request
 from scripts.lib.fleet.lease import lease

@@ -9,7 +9,7 @@ import requests
 
 from scripts import prepare_target, stop_servers
 from scripts.lib import durable
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import UserError
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.launch.sglang import installed_help, mamba_flag

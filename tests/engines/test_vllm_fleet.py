@@ -11,7 +11,7 @@ import requests
 
 from scripts import generate_completions, prepare_prompts, prepare_target, stop_servers
 from scripts.lib import durable
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.lease import lease
 from scripts.lib.provenance import PROJECT

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.errors import UserError
 from scripts.lib.fleet.lease import lease
 

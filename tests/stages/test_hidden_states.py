@@ -16,7 +16,7 @@ import pytest
 from scripts import extract_hidden_states
 from scripts.lib import durable
 from scripts.lib.backlog import Backlog
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.engines.base import Reply
 from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states import choice, tensor_file

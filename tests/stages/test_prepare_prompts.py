@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from scripts import prepare_prompts as entry
 from scripts import prepare_target
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.prompts import prepare_prompts
 from scripts.lib.records import Prompt, read_provenance, read_rows
 from scripts.lib.selection import prompt_key, shard_of

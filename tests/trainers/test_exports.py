@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scripts.lib import durable
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.exports import export
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Row, Store

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.lib.budget import Amount, Budget
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.journal import lock_exclusively
 

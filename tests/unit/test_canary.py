@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from scripts.lib.canary import Canary, degenerate, mismatch
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, EngineFacts, Failure, Reply
 from scripts.lib.errors import UserError

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.lib import config_reference
-from scripts.lib.config import EXPORT_FORMATS, Config, Section, load_config, overlay, parse_config, stage_settings
+from scripts.lib.config import EXPORT_FORMATS, Config, Section
+from scripts.lib.config_file import load_config, overlay, parse_config
 from scripts.lib.errors import UserError
+from scripts.lib.stage_settings import stage_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 MINIMAL = {"datasets": {"a": {"class": "B", "source": "a.jsonl"}, "b": {"class": "A", "source": "b.jsonl"}}}

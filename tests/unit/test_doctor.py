@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from scripts import doctor
-from scripts.lib.config import Config, parse_config
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.doctor import host, toolkit
 from scripts.lib.doctor.findings import OK, PROBLEM, WARNING, Finding
 from scripts.lib.doctor.model_files import check_folder, check_model

@@ -10,7 +10,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from scripts.lib.config import Sampling, parse_config
+from scripts.lib.config import Sampling
+from scripts.lib.config_file import parse_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Reply, Request
 from scripts.lib.engines.errors import retry_after

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from scripts.lib import turn_format
-from scripts.lib.config import Validation, parse_config
+from scripts.lib.config import Validation
+from scripts.lib.config_file import parse_config
 from scripts.lib.control_tokens import KNOWN
 from scripts.lib.errors import UserError
 from scripts.lib.gates import Gates

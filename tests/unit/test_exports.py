@@ -6,7 +6,7 @@ import yaml
 
 from scripts import export_training
 from scripts.lib import records
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.exports import FORMATS, export
 from scripts.lib.exports import corpus as corpus_module

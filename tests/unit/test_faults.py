@@ -14,7 +14,8 @@ import pytest
 
 from scripts.lib.backlog import Work
 from scripts.lib.chat import add_text
-from scripts.lib.config import Config, parse_config
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.dialogue import Dialogue, Step
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Reply, Request

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.answered import Answered
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.gates import Gates, look
 from scripts.lib.journal import scan
 from scripts.lib.records import Completion, Sample, Turn

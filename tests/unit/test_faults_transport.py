@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from scripts.lib.attempts import Attempts
-from scripts.lib.config import Engine, Sampling, parse_config
+from scripts.lib.config import Engine, Sampling
+from scripts.lib.config_file import parse_config
 from scripts.lib.deadline import Deadline
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Call, EngineMetrics, Failure, Reply, Request

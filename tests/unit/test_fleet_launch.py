@@ -9,7 +9,8 @@ import pytest
 from gguf import GGUFReader
 
 from scripts.lib import durable, embedded
-from scripts.lib.config import Config, parse_config
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.fleet.launch import gpu_groups, plan, signature, with_flags
 from scripts.lib.fleet.launch.llamacpp import affordable_slots, cache_bytes_per_token

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.config import Validation, parse_config
+from scripts.lib.config import Validation
+from scripts.lib.config_file import parse_config
 from scripts.lib.gates import Gates
 from scripts.lib.records import Message, Prompt, Sample
 from scripts.lib.samples import from_conversations

@@ -13,7 +13,7 @@ import requests
 from tokenizers import Tokenizer
 
 from scripts.lib import embedded
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.gguf_tokenizer import read_gguf, read_sizes
 from scripts.lib.records import Message

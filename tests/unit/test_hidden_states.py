@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from scripts.lib import durable
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.engines.base import Failure, Reply
 from scripts.lib.engines.sglang import SGLang
 from scripts.lib.errors import UserError
@@ -439,7 +439,7 @@ WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from scripts.lib.config import load_config
+from scripts.lib.config_file import load_config
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Row, Store
 plan = make_plan(load_config(sys.argv[1]))

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from scripts.lib.config import Sampling, parse_config
+from scripts.lib.config import Sampling
+from scripts.lib.config_file import parse_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, EngineFacts, Failure, Reply, Request
 from scripts.lib.records import Message

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from scripts.lib.config import Dataset, load_config
+from scripts.lib.config import Dataset
+from scripts.lib.config_file import load_config
 from scripts.lib.defects import Defect
 from scripts.lib.errors import UserError
 from scripts.lib.provenance import PROJECT

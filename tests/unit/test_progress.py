@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from scripts.lib import progress
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.progress import Figures, Meter, ProgressFile, add_up, duration, line, short
 from scripts.lib.records import Message, Prompt, write_rows
 

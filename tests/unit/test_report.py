@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.lib.config import parse_config
+from scripts.lib.config_file import parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.progress import RunProgress
 from scripts.lib.records import Completion, Prompt, Turn, write_rows

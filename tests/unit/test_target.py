@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from scripts.lib import embedded
-from scripts.lib.config import Config, parse_config
+from scripts.lib.config import Config
+from scripts.lib.config_file import parse_config
 from scripts.lib.errors import UserError
 from scripts.lib.records import Message
 from scripts.lib.target import TemplateError, frozen_template, load_target

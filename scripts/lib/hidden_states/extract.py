@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib import durable
-from scripts.lib.config import Config, stage_settings
+from scripts.lib.config import Config
 from scripts.lib.errors import UserError
 from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states.capture import Pass, prepare
@@ -17,6 +17,7 @@ from scripts.lib.hidden_states.choice import Chosen, choose, rows
 from scripts.lib.hidden_states.plan import DTYPE, NUMBER_BYTES, Plan, make_plan, size_line
 from scripts.lib.hidden_states.store import Store, Stored, file_name
 from scripts.lib.provenance import code_version
+from scripts.lib.stage_settings import stage_settings
 from scripts.lib.target import Target, load_target
 
 MANIFEST = "manifest.json"
