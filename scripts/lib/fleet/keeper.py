@@ -47,8 +47,9 @@ class Keeper:
                 logs / f"server-{index}.log",
                 Patience(**launch["patience"]),
                 launch["incarnation"],
+                port,
             )
-            for index, plan in enumerate(launch["plans"])
+            for index, (plan, port) in enumerate(zip(launch["plans"], launch["ports"]))
         ]
         self.published: dict = {}
         self.published_at = 0.0

@@ -186,6 +186,7 @@ class Lease:
             # A number that no server of this meeting had before, so that clients see the change.
             servers = self.meeting.read(self.meeting.fleet).get("servers", [])
             incarnation = max((server["incarnation"] for server in servers), default=0)
+            ports = {server["index"]: server.get("port", 0) for server in servers}
             self.meeting.fleet.unlink(missing_ok=True)
             self.meeting.write(
                 self.meeting.launch,
@@ -195,6 +196,7 @@ class Lease:
                     "served_model": launch.served_name(self.config),
                     "plans": [{"command": plan.command, "env": plan.env} for plan in plans],
                     "incarnation": incarnation,
+                    "ports": [ports.get(index, 0) for index in range(len(plans))],
                     "linger": settings.linger,
                     "logs": str(self.logs),
                     "patience": {

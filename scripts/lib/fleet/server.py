@@ -35,14 +35,18 @@ class Patience:
     crash_budget: int
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now.
+def free_port(wanted: int = 0) -> int:
+    """A port of the loopback interface that nobody uses now: `wanted` when it is free.
 
     Somebody may take it before the server does; then that start fails and the next one has another port.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # As servers do: connections of the one before, which are still closing, don't matter.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return probe.getsockname()[1]
+    raise OSError("no port of the loopback interface is free")
 
 
 def last_lines(path: Path, count: int = _TAIL_LINES) -> list[str]:
@@ -66,10 +70,12 @@ class Server:
         log: Path,
         patience: Patience,
         incarnation: int = 0,
+        port: int = 0,
     ) -> None:
+        """`incarnation` is that of the last server in this place, `port` the one that it was ready on, if it was."""
         self.index, self.plan, self.kind, self.served_model = index, plan, kind, served_model
         self.directory, self.log, self.patience = directory, log, patience
-        self.incarnation = incarnation
+        self.incarnation, self.port = incarnation, port
         self.status = "starting"
         self.restarts = 0
         self.error: str | None = None  # why it was given up or last went down, with the log's last lines
@@ -82,6 +88,7 @@ class Server:
         return {
             "index": self.index,
             "url": self.url,
+            "port": self.port,
             "incarnation": self.incarnation,
             "status": self.status,
             "restarts": self.restarts,
@@ -97,12 +104,14 @@ class Server:
         ever_ready = False
         try:
             while True:
-                self._start()
+                # Where the one before was ready, so that what it left unproven is known to be of this place.
+                port, self.port = free_port(self.port), 0
+                self._start(port)
                 began = time.monotonic()
                 reason = await self._until_ready(session)
                 if reason is None:
                     ever_ready = True
-                    self.status, self.error = "ready", None
+                    self.status, self.error, self.port = "ready", None, port
                     self._note(f"ready after {time.monotonic() - began:.1f} s at {self.url}")
                     reason = await self._until_down(session)
                 self.status, self.metrics = "restarting", None
@@ -130,8 +139,7 @@ class Server:
         lines = "".join(f"\n  {line}" for line in last_lines(self.log))
         return f"server {self.index} {reason}; last lines of {self.log}:{lines or ' (empty)'}"
 
-    def _start(self) -> None:
-        port = free_port()
+    def _start(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.incarnation += 1
         self.status = "starting" if self.restarts == 0 else "restarting"
