@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +19,16 @@ import orjson
 
 from scripts.lib import durable
 from scripts.lib.errors import UserError
+from scripts.lib.finished_file import FinishedFile, Totals
 from scripts.lib.id_index import IdIndex
 from scripts.lib.journal import HEADER, Journal, encode, scan
 from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import differences
 from scripts.lib.records import (
-    OUTCOMES,
     Completion,
     Message,
     Turn,
     from_dict,
-    open_parquet,
-    read_columns,
     read_provenance,
     write_rows,
 )
@@ -39,90 +37,11 @@ DONE, TURN, PART, VOID, PROVEN = "done", "turn", "part", "void", "proven"
 
 
 @dataclass
-class Totals:
-    """Sums over a shard's answered prompts."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float = 0.0
-
-    def add(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
-        self.outcomes[outcome] += 1
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-        self.cost_usd += cost_usd
-
-    def subtract(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
-        self.outcomes[outcome] -= 1
-        self.input_tokens -= input_tokens
-        self.output_tokens -= output_tokens
-        self.cost_usd -= cost_usd
-
-    def merge(self, other: "Totals") -> None:
-        self.outcomes.update(other.outcomes)
-        self.input_tokens += other.input_tokens
-        self.output_tokens += other.output_tokens
-        self.cost_usd += other.cost_usd
-
-    def plain(self) -> dict:
-        return {
-            "outcomes": {name: self.outcomes[name] for name in OUTCOMES if self.outcomes[name]},
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "cost_usd": round(self.cost_usd, 6),
-        }
-
-
-@dataclass
 class Partial:
     """Where an unfinished prompt stands: its answered turns, and a truncated answer to be continued."""
 
     turns: list[Turn] = field(default_factory=list)
     part: Turn | None = None
-
-
-class FinishedFile:
-    """A finished Parquet file, looked up by id. Rows of `over_budget` are not answers."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.index = IdIndex()
-        self.totals = Totals()  # without over_budget
-        self.order: str | None = None  # digest of the ids in their order; None when rows are over budget
-        self._groups: OrderedDict[int, list[dict]] = OrderedDict()
-        if not path.exists():
-            return
-        unpaid, order = 0, hashlib.sha256()
-        with open_parquet(path) as file:
-            self.group_rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        for row, (id, outcome) in enumerate(read_columns(path, ["id", "outcome"])):
-            order.update(id.encode())
-            if outcome == "over_budget":
-                unpaid += 1
-            else:
-                self.index.add(id, row)
-        self.order = None if unpaid else order.hexdigest()
-        recorded = read_provenance(path).get("totals", {})
-        self.totals.input_tokens = recorded.get("input_tokens", 0)
-        self.totals.output_tokens = recorded.get("output_tokens", 0)
-        self.totals.cost_usd = recorded.get("cost_usd", 0.0)
-        self.totals.outcomes.update(recorded.get("outcomes", {}))
-        self.totals.outcomes.pop("over_budget", None)
-
-    def read(self, row: int) -> Completion:
-        """The completion in `row`; two row groups are kept in memory."""
-        group = 0
-        while row >= self.group_rows[group]:
-            row -= self.group_rows[group]
-            group += 1
-        if group not in self._groups:
-            with open_parquet(self.path) as file:
-                self._groups[group] = file.read_row_group(group).to_pylist()
-            if len(self._groups) > 2:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(group)
-        return from_dict(Completion, self._groups[group][row])
 
 
 class Answered:
@@ -174,11 +93,12 @@ class Answered:
         if kind == DONE:
             self.arrived.add(id, offset)
             self.partial.pop(id, None)
-            self.totals.add(*head[2:6])
+            if id not in self.finished.index:  # a job that was killed while it finished leaves them in both
+                self.totals.add(*head[2:6])
         elif kind == VOID:
             self.arrived.add(id, -1)
             self.partial.pop(id, None)
-            if len(head) > 2:
+            if len(head) > 2 and id not in self.finished.index:
                 self.totals.subtract(*head[2:])
         elif kind == TURN:
             partial = self.partial.setdefault(id, Partial())
@@ -207,6 +127,31 @@ class Answered:
             f"{self.journal.what} was answered with other settings ({changed}): put them back, or move {folders} away "
             "to have the dataset answered anew"
         )
+
+    def count(self, prompts: Path) -> tuple[int, int, Totals]:
+        """(prompts of a shard, how many of them are answered, sums over these)."""
+        total = answered = 0
+        for id in prompt_ids(prompts):
+            total += 1
+            answered += id in self
+        if not len(self.unused.index) and answered == self.totals.outcomes.total():
+            return total, answered, self.totals
+        # Prompts have left the shard since, or have come back.
+        return total, answered, self._sums(set(prompt_ids(prompts)))
+
+    def _sums(self, wanted: set[str]) -> Totals:
+        """Sums over the answers to some prompts, wherever they lie."""
+        sums, left = Totals(), set(wanted)
+        for offset, head, _ in scan(self.journal.path):
+            if head is not None and head[0] == DONE and head[1] in left and self.arrived.get(head[1]) == offset:
+                left.discard(head[1])
+                sums.add(*head[2:6])
+        for file in (self.finished, self.unused):
+            for id, *counts in file.counts():
+                if id in left:
+                    left.discard(id)
+                    sums.add(*counts)
+        return sums
 
     def __contains__(self, id: str) -> bool:
         return id in self.arrived or id in self.finished.index or id in self.unused.index

@@ -32,7 +32,7 @@ from scripts.lib.errors import DISK_FULL, UserError
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.pool import Pool, Server
 from scripts.lib.progress import Meter, ProgressFile, Status, line
-from scripts.lib.prompt_shard import prompt_ids, read_prompts
+from scripts.lib.prompt_shard import read_prompts
 from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
 from scripts.lib.sending import Sender
@@ -174,19 +174,15 @@ class Generation:
 
     def _count(self) -> int:
         """Count what there is and what is left; say both."""
-        total = left = 0
-        for id in prompt_ids(self.shard.prompts):
-            total += 1
-            left += id not in self.answered
-        totals = self.answered.totals
+        total, answered, totals = self.answered.count(self.shard.prompts)
         self.meter.total = total
         self.meter.resume(totals.outcomes, totals.input_tokens, totals.output_tokens, self.budget.spent.cost)
-        self.say(f"{total} prompts, {total - left} answered before, {left} left")
+        self.say(f"{total} prompts, {answered} answered before, {total - answered} left")
         if self.answered.journal.damaged:
             self.say(
                 f"warning: {self.answered.journal.damaged} damaged lines in the journal: those prompts are asked again"
             )
-        return left
+        return total - answered
 
     def _left(self) -> int:
         """Prompts that are not begun yet."""

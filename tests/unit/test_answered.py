@@ -106,6 +106,32 @@ def test_only_new_prompts_are_asked_and_old_answers_wait_for_their_prompts(shard
     assert not (shard.state / "completions/d/000.unused.parquet").exists()
 
 
+def sums(answers: int) -> dict:
+    return {
+        "outcomes": {"ok": answers} if answers else {},
+        "input_tokens": 3 * answers,
+        "output_tokens": 11 * answers,
+        "cost_usd": 0.5 * answers,
+    }
+
+
+@pytest.mark.parametrize("names", ["abc", "ab", "bcde", "de", "aef"])
+def test_only_the_answers_to_prompts_of_the_shard_are_counted(shard, names):
+    """From the finished file, the unused answers and the journal; prompts that left are not among them."""
+    shard.run("abc")
+    shard.run("bcd")  # a is unused now
+    rows = shard.write(*"bcde")
+    answered = shard.open()
+    answered.done(completion(rows[3]), 3, 11, 0.5)
+    answered.close()
+    shard.write(*names)
+    answered = shard.open()
+    known = set("abcde") & set(names)
+    total, count, totals = answered.count(shard.prompts)
+    assert (total, count, totals.plain()) == (len(names), len(known), sums(len(known)))
+    answered.close()
+
+
 def test_killed_before_the_end_only_what_is_missing_is_asked(shard):
     rows = shard.write("a", "b", "c")
     answered = shard.open()
@@ -113,7 +139,7 @@ def test_killed_before_the_end_only_what_is_missing_is_asked(shard):
     answered.journal.write()
     answered.close()
     answered = shard.open()
-    assert answered.totals.plain() == {"outcomes": {"ok": 1}, "input_tokens": 3, "output_tokens": 11, "cost_usd": 0.5}
+    assert answered.totals.plain() == sums(1)
     answered.close()
     assert shard.run("abc") == ["a", "c"]
 
@@ -132,6 +158,9 @@ def test_killed_while_finishing_nothing_is_asked_again(shard, monkeypatch, momen
             shard.run("abc")
     assert not shard.output.exists()
     release_lock(shard)
+    answered = shard.open()
+    assert answered.totals.plain() == sums(3)  # once, though they stand in two files for a while
+    answered.close()
     assert shard.run("abc") == []
     assert shard.outcomes() == ["ok"] * 3
 
