@@ -281,6 +281,9 @@ class Generation:
         used = Amount()
         try:
             server = await self.pool.acquire(expected, work.attempts.avoid)
+            if not self._fits(request):
+                self.pool.release(server, expected)
+                return Step("again")
             begun = self.clock()
             used = Amount(0, reserved.cost)  # what may be billed if the job is stopped meanwhile
             reply = await self.sender.send(server, self.adapter.request(request), request.max_tokens, expected)
@@ -304,6 +307,14 @@ class Generation:
         if failure.kind != "permanent":
             self.meter.retried += 1
         return self.dialogue.failed(work, failure, self.pool.successes)
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there is room for a request: since it was made, an endpoint may have come that holds less."""
+        assert self.supervisor is not None
+        shortest = self.supervisor.context_length
+        if shortest is not None and shortest < self.dialogue.context_length:
+            self.dialogue.context_length = shortest
+        return len(request.prompt_ids) + request.max_tokens <= self.dialogue.context_length
 
     def _used(self, request: Request, answer: Answer) -> Amount:
         """What an answer cost; `answer.cost_usd` is set by the configured prices where the API tells none."""
@@ -381,9 +392,6 @@ class Generation:
                 while self.pool.in_flight and self.clock() < end:
                     await asyncio.sleep(0.1)
                 raise journal.problem
-            shortest = self.supervisor.context_length if self.supervisor else None
-            if shortest is not None:
-                self.dialogue.context_length = min(self.dialogue.context_length, shortest)
 
     async def _keep_reporting(self) -> None:
         while True:

@@ -138,7 +138,7 @@ class FaultServer:
             await silence(request)
         generation = self.answer(protocol, prompt_ids, limit, rid)
         generation.states, generation.seed = states, seed
-        name, reply = self.reply(request, protocol, generation)
+        name, reply = self.reply(request, protocol, generation, limit)
         if reply.status != 200 or reply.delivery in ("drop", "silence"):
             return await deliver(request, reply)
         begun, delivered = time.monotonic(), False
@@ -176,7 +176,7 @@ class FaultServer:
         rid = rid or f"{self.settings.name}-{self.finished}"
         return Generation(prompt_ids, ids, text, finish, None, self.settings.model, rid, stop)
 
-    def reply(self, request: web.Request, protocol: str, generation: Generation) -> tuple[str | None, Wire]:
+    def reply(self, request: web.Request, protocol: str, generation: Generation, limit: int) -> tuple[str | None, Wire]:
         """(fault or None, what goes over the wire)."""
         assert request.transport is not None
         self.seen[request.transport] = self.seen.get(request.transport, 0) + 1
@@ -193,6 +193,8 @@ class FaultServer:
             name = None  # only a connection that was idle can be stale
         if len(generation.prompt_ids) >= self.settings.context_length:
             name = "400_overlong_input"
+        elif protocol != "llamacpp" and len(generation.prompt_ids) + limit > self.settings.context_length:
+            name = "400_context"
         reply = FAULTS[name](protocol, generation, dice, time.time()) if name else None
         if name and reply:
             self.injected[name] += 1

@@ -256,3 +256,17 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path: Path, capfd, monkeypatch)
         assert "very-secret" not in said
         for path in tmp_path.rglob("*"):
             assert not path.is_file() or b"very-secret" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("second", [300, 5_000], ids=["both short", "one short"])
+def test_servers_with_less_room_than_the_model_get_requests_that_fit(second, tmp_path, capfd):
+    """Also the first ones, which are made before any server has said how much it holds."""
+    with servers(tmp_path, 2, Answers(6), dialect="sglang", context_length=[300, second]) as fleet:
+        run = Run(
+            tmp_path, prompts(60), [server.url for server in fleet], kind="sglang", answers=Answers(6), concurrency=30
+        )
+        code, said = here(run, capfd)
+        assert code == 0, said
+        outcomes = Counter(row.outcome for row in run.completions())
+        assert outcomes.keys() <= {"ok", "length"}, outcomes
+        assert "HTTP 400" not in said
