@@ -176,7 +176,7 @@ class Answered:
     def done(
         self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float, endpoint: str = ""
     ) -> None:
-        """Journal a terminal outcome; `endpoint` gave the answer that led to it, if an answer did."""
+        """Journal a terminal outcome; `endpoint` gave the answer or refusal that led to it, if one did."""
         head = [DONE, completion.id, completion.outcome, input_tokens, output_tokens, cost_usd, endpoint]
         self.journal.append(head, completion)
 

@@ -5,12 +5,16 @@ answer at temperature 0: broken kernels answer with one token repeated, nothing,
 issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from scripts.lib import durable
 from scripts.lib.config import Config, Sampling
 from scripts.lib.engines.base import Adapter, Answer, EngineFacts, Failure, Reply, Request
 from scripts.lib.errors import UserError
+from scripts.lib.provenance import digest
 from scripts.lib.records import Message
 from scripts.lib.target import Target
 from scripts.lib.transport import Transport
@@ -18,16 +22,21 @@ from scripts.lib.transport import Transport
 _QUESTION, _ANSWER = "What is 2+2? Answer with one number.", re.compile(r"\b(4|four)\b", re.IGNORECASE)
 _MAX_TOKENS = 48
 _LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
+_SURE = 4  # times as many right answers as wrong ones, until a wrong one is the engine's fault
 
 
 class Canary:
     """Probes and canaries of one job. Knows whether the model is able to give the known answer."""
 
-    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: Transport) -> None:
+    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: Transport, state: Path) -> None:
+        """`state` is the run's folder: what one job has seen the model answer, later ones need not find out again."""
         self.config, self.target, self.adapter, self.transport = config, target, adapter, transport
         self.messages = [Message("user", _QUESTION)]
         self.prompt_ids = target.render(self.messages)
-        self.knows: bool | None = None  # whether the first canary gave the known answer
+        model = f"{config.engine.served_model or config.model.name} {target.tokenizer_hash} {target.template_hash}"
+        self._known = state / "canaries" / digest(model)
+        # Of this job's canaries, those that gave the known answer, and those that may have failed for want of wit.
+        self.right, self.wrong = int(self._known.exists()), 0
         self._serial = 0
 
     async def probe(self, url: str) -> EngineFacts | Failure:
@@ -52,7 +61,7 @@ class Canary:
         return facts
 
     async def ask(self, url: str) -> str | Failure | None:
-        """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
+        """None when all is well, the reason when the answer is degenerate or refused, a Failure when there is none."""
         self._serial += 1
         request = Request(
             id=f"canary-{id(self):x}-{self._serial}",
@@ -72,13 +81,16 @@ class Canary:
             return reply
         answer = self.adapter.read(request, reply, 0.0)
         if isinstance(answer, Failure):
-            return answer
+            # A question that nobody would refuse: whatever was refused before may have been as good.
+            return answer.reason if answer.kind == "permanent" else answer
         return self.judge(answer)
 
     def judge(self, answer: Answer) -> str | None:
         """Why the canary's answer is degenerate; None when it is well."""
         if answer.output_ids is not None:
             problem = degenerate(answer.output_ids, self.target.eos_ids)
+            if max(answer.output_ids, default=0) >= self.target.vocab_size:
+                problem = f"id {max(answer.output_ids)} is outside the vocabulary of {self.target.vocab_size}"
             if problem:
                 return problem
             text = self.target.decode(answer.output_ids)
@@ -86,13 +98,20 @@ class Canary:
             text = (answer.reasoning or "") + (answer.text or "")
             if not text.strip():
                 return "an empty answer"
-        knows = _ANSWER.search(text) is not None
-        if self.knows is None:
-            # A weak model may not know it; one that did must go on knowing it.
-            self.knows = knows
-        if self.knows and not knows:
+        if _ANSWER.search(text) is not None:
+            self.right += 1
+            if self.right == 1:
+                self._remember()
+            return None
+        # A weak model may not know it; one that mostly did must go on knowing it.
+        if self.right > _SURE * self.wrong:
             return f"`{_QUESTION}` was answered well before, now with {' '.join(text.split())[:80]!r}"
+        self.wrong += 1
         return None
+
+    def _remember(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: others will find out themselves
+            durable.write_bytes(self._known, f"{_QUESTION} was answered well\n".encode())
 
 
 def degenerate(ids: Sequence[int], eos_ids: frozenset[int]) -> str | None:

@@ -193,7 +193,7 @@ class Generation:
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with signals(stop):
             async with self._session() as self.transport:
-                canary = Canary(self.config, self.target, self.adapter, self.transport)
+                canary = Canary(self.config, self.target, self.adapter, self.transport, self.shard.state)
                 self.supervisor = supervisor = Supervisor(
                     self.config,
                     self.lane.concurrency,
@@ -304,9 +304,13 @@ class Generation:
             self.budget.settle(reserved, used)
             self.meter.cost_usd += used.cost
         failure = await self.sender.blame(server, request.id, work.attempts, result)
-        if failure.kind != "permanent":
+        step = self.dialogue.failed(work, failure, self.pool.successes)
+        if failure.kind == "permanent":
+            # A server that refuses everything is broken: a canary vouches for refusals as it does for answers.
+            self._unproven(step, server, odd=True)
+        else:
             self.meter.retried += 1
-        return self.dialogue.failed(work, failure, self.pool.successes)
+        return step
 
     def _fits(self, request: Request) -> bool:
         """Whether there is room for a request: since it was made, an endpoint may have come that holds less."""
@@ -333,14 +337,18 @@ class Generation:
         tokens = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
         self.pool.succeeded(server, tokens, seconds)
         self.mean_output += 0.02 * (tokens - self.mean_output)
-        server.unproven += 1
-        step.endpoint = server.url
         odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
-        server.odd = server.odd + 1 if odd else 0
+        self._unproven(step, server, odd)
         work.attempts.avoid = None
         return step
 
     # --- what canaries vouch for ---
+
+    def _unproven(self, step: Step, server: Server, odd: bool) -> None:
+        """What follows from an answer or a refusal stands until a canary fails; many odd ones call for one at once."""
+        step.endpoint = server.url
+        server.unproven += 1
+        server.odd = server.odd + 1 if odd else 0
 
     @property
     def position(self) -> int:

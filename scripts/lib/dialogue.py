@@ -39,7 +39,7 @@ class Step:
     completion: Completion | None = None
     turn: Turn | None = None
     delay: float = 0.0
-    endpoint: str = ""  # whose answer this follows from; none, where it follows from a failure
+    endpoint: str = ""  # whose answer or refusal this follows from; none, where it was given up after several failures
 
 
 class Dialogue:

@@ -20,7 +20,7 @@ from scripts.lib.transport import Transport
 _LOOK_SECONDS = 1.0
 _HURRY_SECONDS = 0.05  # while nothing is ready, or in flight still grows
 _METRICS_SECONDS = 5.0  # external endpoints, whose load nobody publishes
-# Odd answers in a row (one token repeated, nothing) that call for a canary at once.
+# Odd answers in a row (one token repeated, nothing, a refusal) that call for a canary at once.
 _ODD_ANSWERS = 5
 _PATIENCE_SECONDS = 15.0  # without any endpoint, until that is said: a restart is no news
 

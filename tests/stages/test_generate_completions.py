@@ -154,7 +154,12 @@ def test_a_broken_engine_gets_no_prompts(tmp_path, capfd):
         assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
 
 
-def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(tmp_path):
+# One token for ever, or a refusal of everything.
+breaks = pytest.mark.parametrize("fault", ["nan_bang", "400_overlong_input"])
+
+
+@breaks
+def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(fault, tmp_path):
     """Nobody knows whether the engine was still well when it gave them."""
     with servers(tmp_path, 2, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
         run = Run(tmp_path, prompts(100), [s.url for s in fleet], concurrency=16, answers=Answers(9))
@@ -162,25 +167,26 @@ def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(tmp_path
         assert await_progress(job, lambda: len(run.journalled()) >= 30)
         job.kill()
         job.wait()
-        fleet[0].control(faults={"nan_bang": 1.0})
+        fleet[0].control(faults={fault: 1.0})
         assert run.finish() == 0, run.log()
         assert re.search(rf"{fleet[0].url} fails its canary: .*; [1-9]\d* answers since its last good one", run.log())
         assert run.check().total() == 100
         assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
 
 
-def test_answers_of_an_engine_that_broke_are_asked_again(tmp_path, capfd):
+@breaks
+def test_answers_of_an_engine_that_broke_are_asked_again(fault, tmp_path):
     """The engine breaks after a while, silently; what it answered since its last good canary is not believed."""
     with servers(tmp_path, 2, Answers(8), dialect="llamacpp", tokens_per_second=300) as fleet:
         run = Run(tmp_path, prompts(150), [s.url for s in fleet], concurrency=16, answers=Answers(8))
         job = run.start()
         assert await_progress(job, lambda: len(run.journalled()) >= 30)
-        fleet[0].control(faults={"nan_bang": 1.0})
+        fleet[0].control(faults={fault: 1.0})
         assert job.wait(120) == 0, run.log()
         assert "fails its canary" in run.log()
         assert run.check().total() == 150
         rows = run.completions()
-        assert not [row for row in rows if row.outcome == "repetition"]
+        assert not [row for row in rows if row.outcome in ("repetition", "prompt_too_long")]
         assert {turn.endpoint for row in rows for turn in row.turns} == {fleet[1].url}
 
 

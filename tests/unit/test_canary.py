@@ -42,26 +42,52 @@ def test_degenerate_answers(ids, problem):
     assert (found is None) if problem is None else problem in found
 
 
-def canary() -> Canary:
-    return Canary(config(), TARGET, adapter_for(config()), None)
+NOISE = [*TARGET.encode("owl mill sacks counted thought three"), STOP]
 
 
-def test_a_model_that_knew_the_answer_must_go_on_knowing_it():
-    one = canary()
-    assert one.judge(Answer("stop", output_ids=GOOD)) is None
-    noise = [*TARGET.encode("owl mill sacks counted thought three"), STOP]
-    assert "was answered well before" in one.judge(Answer("stop", output_ids=noise))
+@pytest.fixture
+def canary(tmp_path):
+    return Canary(config(), TARGET, adapter_for(config()), None, tmp_path)
 
 
-def test_a_model_that_never_knew_it_is_not_blamed():
-    one = canary()
-    noise = [*TARGET.encode("I am a small owl."), STOP]
-    assert one.judge(Answer("stop", output_ids=noise)) is None
-    assert one.judge(Answer("stop", output_ids=noise)) is None
+def judged(one: Canary, ids: list[int]) -> str | None:
+    return one.judge(Answer("stop", output_ids=ids))
 
 
-def test_text_answers_are_judged_by_their_text():
-    one = canary()
+def test_a_model_that_knew_the_answer_must_go_on_knowing_it(canary):
+    assert judged(canary, GOOD) is None
+    assert "was answered well before" in judged(canary, NOISE)
+
+
+def test_a_model_that_never_knew_it_is_not_blamed(canary):
+    assert judged(canary, NOISE) is None
+    assert judged(canary, NOISE) is None
+
+
+def test_a_broken_endpoint_that_comes_first_does_not_excuse_itself(canary):
+    assert judged(canary, NOISE) is None
+    assert [judged(canary, GOOD) for _ in range(4)] == [None] * 4  # of the others
+    assert judged(canary, NOISE) is None
+    assert [judged(canary, GOOD) for _ in range(5)] == [None] * 5
+    assert "was answered well before" in judged(canary, NOISE)
+    assert "was answered well before" in judged(canary, NOISE)  # however often it is tested again
+
+
+def test_later_jobs_know_what_the_model_knows(canary, tmp_path):
+    """Else the engine that broke before a job was killed would pass the next one's first canary."""
+    judged(canary, GOOD)
+    later = Canary(config(), TARGET, adapter_for(config()), None, tmp_path)
+    assert "was answered well before" in judged(later, NOISE)
+    other = Canary(config(served_model="another"), TARGET, adapter_for(config()), None, tmp_path)
+    assert judged(other, NOISE) is None
+
+
+def test_an_id_outside_the_vocabulary_is_no_answer(canary):
+    assert judged(canary, [163840, STOP]) == "id 163840 is outside the vocabulary of 163840"
+
+
+def test_text_answers_are_judged_by_their_text(canary):
+    one = canary
     assert one.judge(Answer("stop", text="4", reasoning="Hm.")) is None
     assert one.judge(Answer("stop", text=" ")) == "an empty answer"
 
@@ -118,11 +144,11 @@ class Clock:
 class House:
     """A supervisor with one endpoint."""
 
-    def __init__(self):
+    def __init__(self, tmp_path):
         self.clock, self.wire, self.lines, self.distrusted = Clock(), Wire(), [], []
         self.pool = Pool(8, self.clock, 1e9, 600)
         settings = config()
-        judge = Canary(settings, TARGET, adapter_for(settings), self.wire)
+        judge = Canary(settings, TARGET, adapter_for(settings), self.wire, tmp_path)
         self.position, self.proven = 0, []
         self.supervisor = Supervisor(
             settings,
@@ -153,16 +179,16 @@ class House:
         asyncio.run(self.supervisor.test(self.server))
 
 
-def test_an_endpoint_is_admitted_after_probe_and_canary():
-    house = House()
+def test_an_endpoint_is_admitted_after_probe_and_canary(tmp_path):
+    house = House(tmp_path)
     house.test()
     assert house.server.status == "ready"
     assert house.supervisor.context_length == 2048
     assert house.supervisor.facts.vocab_size == 163840
 
 
-def test_a_good_canary_proves_what_came_before_it():
-    house = House()
+def test_a_good_canary_proves_what_came_before_it(tmp_path):
+    house = House(tmp_path)
     house.test()
     house.answer(2)
     house.test()
@@ -171,8 +197,8 @@ def test_a_good_canary_proves_what_came_before_it():
     assert house.distrusted == []
 
 
-def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one():
-    house = House()
+def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one(tmp_path):
+    house = House(tmp_path)
     house.test()
     house.answer(2)
     call = house.wire.call_within
@@ -186,8 +212,8 @@ def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one():
     assert (house.server.unproven, house.server.trusted) == (3, 200)
 
 
-def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary_are_distrusted():
-    house = House()
+def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary_are_distrusted(tmp_path):
+    house = House(tmp_path)
     house.test()
     house.answer(1)
     house.test()
@@ -202,8 +228,8 @@ def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary
     assert house.server.status == "ready"
 
 
-def test_an_unreachable_endpoint_is_not_distrusted():
-    house = House()
+def test_an_unreachable_endpoint_is_not_distrusted(tmp_path):
+    house = House(tmp_path)
     house.test()
     house.answer(1)
     house.wire.down = Failure("retry", "HTTP 500")
@@ -212,8 +238,8 @@ def test_an_unreachable_endpoint_is_not_distrusted():
     assert house.distrusted == []
 
 
-def test_an_endpoint_that_is_not_up_yet_is_tested_again_later():
-    house = House()
+def test_an_endpoint_that_is_not_up_yet_is_tested_again_later(tmp_path):
+    house = House(tmp_path)
     house.wire.down = Failure("wait", "can't connect")
     house.test()
     assert house.server.status == "new"
@@ -221,8 +247,8 @@ def test_an_endpoint_that_is_not_up_yet_is_tested_again_later():
     assert house.server.reason == "can't connect"
 
 
-def test_an_endpoint_with_another_model_stops_the_run_before_any_prompt_is_spent():
-    house = House()
+def test_an_endpoint_with_another_model_stops_the_run_before_any_prompt_is_spent(tmp_path):
+    house = House(tmp_path)
 
     async def other(seconds, url, call):
         return Reply(200, {}, b'{"data": [{"id": "m", "meta": {"n_vocab": 32000}}]}')
@@ -232,9 +258,9 @@ def test_an_endpoint_with_another_model_stops_the_run_before_any_prompt_is_spent
         house.test()
 
 
-def test_odd_answers_in_a_row_call_for_a_canary_at_once():
+def test_odd_answers_in_a_row_call_for_a_canary_at_once(tmp_path):
     async def scenario():
-        house = House()
+        house = House(tmp_path)
         await house.supervisor.test(house.server)
         before = house.wire.asked
         house.server.odd = 5
@@ -246,9 +272,9 @@ def test_odd_answers_in_a_row_call_for_a_canary_at_once():
     asyncio.run(scenario())
 
 
-def test_canaries_come_every_few_minutes():
+def test_canaries_come_every_few_minutes(tmp_path):
     async def scenario():
-        house = House()
+        house = House(tmp_path)
         await house.supervisor.test(house.server)
         for minutes, asked in [(5, 0), (9.9, 0), (10.1, 1), (15, 0), (20.3, 1)]:
             before = house.wire.asked
@@ -260,9 +286,9 @@ def test_canaries_come_every_few_minutes():
     asyncio.run(scenario())
 
 
-def test_at_the_end_unproven_answers_get_a_last_canary():
+def test_at_the_end_unproven_answers_get_a_last_canary(tmp_path):
     async def scenario():
-        house = House()
+        house = House(tmp_path)
         await house.supervisor.test(house.server)
         before = house.wire.asked
         await house.supervisor.close()
@@ -276,11 +302,11 @@ def test_at_the_end_unproven_answers_get_a_last_canary():
 
 
 @pytest.mark.parametrize("ids", [GOOD, [0] * 48], ids=["well", "broken"])
-def test_the_end_waits_for_a_canary_that_is_under_way(ids):
+def test_the_end_waits_for_a_canary_that_is_under_way(ids, tmp_path):
     """Else the answers of an engine that broke just before the end would be believed."""
 
     async def scenario():
-        house = House()
+        house = House(tmp_path)
         await house.supervisor.test(house.server)
         house.answer(2)
         out, go_on, call = asyncio.Event(), asyncio.Event(), house.wire.call_within
@@ -306,8 +332,8 @@ def test_the_end_waits_for_a_canary_that_is_under_way(ids):
     asyncio.run(scenario())
 
 
-def test_a_stale_connection_lets_no_broken_engine_through():
-    house = House()
+def test_a_stale_connection_lets_no_broken_engine_through(tmp_path):
+    house = House(tmp_path)
     house.test()
     house.answer(1)
     call, stale = house.wire.call_within, [Failure("free", "the server closed the connection without an answer")]
@@ -320,8 +346,8 @@ def test_a_stale_connection_lets_no_broken_engine_through():
     assert house.distrusted == [(1, 0)]
 
 
-def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_gives_up():
-    house = House()
+def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_gives_up(tmp_path):
+    house = House(tmp_path)
     house.wire.down = Failure("wait", "can't connect")
 
     class Held:

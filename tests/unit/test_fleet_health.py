@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,12 @@ def test_metrics_of_each_engine() -> None:
     assert read_metrics("sglang", SGLANG)[0] == EngineMetrics(12, 4, 0.5, 1500)
     assert read_metrics("vllm", VLLM)[0] == EngineMetrics(2, 1, 0.125, 99)
     assert read_metrics("vllm", "")[0] == EngineMetrics()
+
+
+@pytest.mark.parametrize("value", ["NaN", "Inf", "-Inf", "1e400", "many"])
+def test_a_load_that_is_no_number_is_not_told(value):
+    text = f"llamacpp:requests_processing {value}\nllamacpp:requests_deferred 2\n"
+    assert read_metrics("llamacpp", text)[0] == EngineMetrics(None, 2, None, None)
 
 
 def test_metrics_of_a_real_vllm() -> None:

@@ -1,5 +1,7 @@
 """Whether a server works: a real generation says that it is ready, token progress that it isn't stuck."""
 
+import contextlib
+import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
@@ -63,7 +65,10 @@ def read_metrics(kind: str, text: str) -> tuple[EngineMetrics, tuple]:
     """
     values: dict[str, list[float]] = {}
     for line in _LINE.finditer(text):
-        values.setdefault(line["name"], []).append(float(line["value"]))
+        with contextlib.suppress(ValueError):
+            number = float(line["value"])
+            if math.isfinite(number):  # what was never measured is NaN
+                values.setdefault(line["name"], []).append(number)
     wanted = _SERIES[kind]
 
     def value(field_name: str) -> float | None:

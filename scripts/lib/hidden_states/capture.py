@@ -114,7 +114,7 @@ class Pass:
         self.backlog: Backlog[Piece] = Backlog(self._pieces(self.missing), time.monotonic, 2 * ceiling)
         states = Transport(authorization(self.config.engine), largest_reply=sys.maxsize)  # as large as a sample is long
         async with states as self.transport, asyncio.TaskGroup() as group:
-            canary = Canary(self.config, self.target, self.adapter, self.transport)
+            canary = Canary(self.config, self.target, self.adapter, self.transport, self.state)
             self.supervisor = Supervisor(
                 self.config,
                 ceiling,
