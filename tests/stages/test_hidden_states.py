@@ -224,6 +224,8 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     one.backlog = Backlog(iter(()), lambda: 0.0, 1)
     server = Server("http://x", 0)
     first, second, *others = rows
+    del one.done[second], one.stored[second]
+    one.failed = {second: "HTTP 400"}
     # The good canary came after the third reply; the fourth row is another server's.
     arrivals = [*others[:3], first, second, "being read"]
     one.arrived = {id: (server.url, at) for at, id in enumerate(arrivals)} | {others[3]: ("http://y", 6)}
@@ -231,6 +233,7 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     one.distrust(server)
     assert not server.unproven
     assert one.tainted == {"being read"}
+    assert not one.failed
     assert list(one.done) == list(one.stored) == others
 
     async def left():

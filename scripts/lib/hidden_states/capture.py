@@ -210,11 +210,12 @@ class Pass:
             return
         server.unproven = 0
         doubtful = {id for id, (url, at) in self.arrived.items() if url == server.url and at >= server.trusted}
-        ids = doubtful & self.done.keys()
+        ids = doubtful & (self.done.keys() | self.failed.keys())
         self.tainted |= doubtful & self.reading
         for id in ids:
             self.store.forget(id, self.capture.tensor)
-            self.done.pop(id)
+            self.done.pop(id, None)
+            self.failed.pop(id, None)  # refused by it, or given up on its last failure
             self.stored.pop(id, None)
         if ids:
             self.backlog.add(self._pieces(ids))
