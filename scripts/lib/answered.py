@@ -88,6 +88,13 @@ class Answered:
             offsets = self._unproven.pop(head[1], array("q"))
             self._unproven[head[1]] = array("q", [at for at in offsets if at >= head[2]])
             return
+        if kind == VOID:
+            self.arrived.add(id, -1)
+            self.finished.index.add(id, -1)
+            self.partial.pop(id, None)
+            if len(head) > 2:
+                self.totals.subtract(*head[2:])
+            return
         if isinstance(head[-1], str) and head[-1]:  # the endpoint; journals of before have none
             self._unproven.setdefault(head[-1], array("q")).append(offset)
         if kind == DONE:
@@ -95,11 +102,6 @@ class Answered:
             self.partial.pop(id, None)
             if id not in self.finished.index:  # a job that was killed while it finished leaves them in both
                 self.totals.add(*head[2:6])
-        elif kind == VOID:
-            self.arrived.add(id, -1)
-            self.partial.pop(id, None)
-            if len(head) > 2 and id not in self.finished.index:
-                self.totals.subtract(*head[2:])
         elif kind == TURN:
             partial = self.partial.setdefault(id, Partial())
             partial.turns.append(Turn(**orjson.loads(body)))
@@ -189,7 +191,7 @@ class Answered:
         self.journal.append([PART, id, turn.endpoint], turn)
 
     def prove(self, endpoint: str, position: int) -> None:
-        """Journal that a canary proved what `endpoint` answered before `position`."""
+        """Journal that a canary proved what `endpoint` answered before `position`, as far as it was not voided."""
         self.journal.append([PROVEN, endpoint, position], None)
 
     def unproven(self) -> dict[str, tuple[int, int]]:
@@ -219,6 +221,7 @@ class Answered:
                 counts[id] = tuple(head[2:6])
         for id in sorted(begun):
             self.journal.append([VOID, id, *counts.get(id, ())], None)
+        self.prove(endpoint, self.journal.position)  # nothing of it is left to be proven
         return counts, begun - counts.keys()
 
     def finish(
@@ -243,9 +246,10 @@ class Answered:
         else:
             self._index_journal()
             self._keep_unused(here, provenance)
+            self.unused = FinishedFile(self.unused_path)
             outcomes = self._write_finished(prompts, unpaid, provenance)
             self._empty_journal()
-            if not FinishedFile(self.unused_path).index.missing_in(here):
+            if not self.unused.index.missing_in(here):
                 self.unused_path.unlink(missing_ok=True)
         if outcomes.total() != len(here):
             raise UserError(
@@ -269,6 +273,11 @@ class Answered:
         def rows() -> Iterator[Completion]:
             for prompt in read_prompts(prompts, lambda id: True):
                 completion = self.get(prompt.id)
+                if completion is not None and completion.id != prompt.id:
+                    raise UserError(
+                        f"{prompts}: the answer to prompt {completion.id} was found in the place of {prompt.id}: its file "
+                        "was changed meanwhile; nothing is written, run again"
+                    )
                 if completion is None:
                     reason = unpaid(prompt.id)
                     if reason is None:

@@ -25,9 +25,14 @@ class Attempts:
     counted: int = 0  # failures that count against it
     deterministic: int = 0  # of these, failures that are likely to come again
     pauses: int = 0  # backoffs in a row
+    stale: int = 0  # stale connections in a row
     successes_seen: int = -1  # the pool's successes at the last failure
     avoid: str | None = None  # endpoint that failed last
     repeats: int = 0  # sends that had to be made again
+
+    def answered(self) -> None:
+        """There was an answer, if not the last one."""
+        self.pauses = self.stale = 0
 
     def failed(self, failure: Failure, successes: int, settings: Transport, jitter: random.Random) -> float | GivenUp:
         """Seconds until the next try after a failure that isn't fatal, or why there is none.
@@ -37,8 +42,8 @@ class Attempts:
         """
         if failure.kind == "permanent":
             return GivenUp(failure.outcome, failure.reason)
-        if failure.kind == "free" and self.pauses < _FREE:
-            self.pauses += 1
+        if failure.kind == "free" and self.stale < _FREE:
+            self.stale += 1
             return 0.0
         if failure.kind in ("retry", "free") and successes != self.successes_seen:
             self.successes_seen = successes

@@ -206,7 +206,8 @@ def _read(path: Path) -> dict:
         account = orjson.loads(path.read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
         return {}
-    return account if isinstance(account, dict) else {}
+    account = account if isinstance(account, dict) else {}
+    return {name: value for name, value in account.items() if isinstance(value, int | float)}
 
 
 def _dead(account: Path) -> bool:

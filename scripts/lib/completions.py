@@ -32,7 +32,7 @@ from scripts.lib.errors import DISK_FULL, UserError
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.pool import Pool, Server
 from scripts.lib.progress import Meter, ProgressFile, Status, line
-from scripts.lib.prompt_shard import read_prompts
+from scripts.lib.prompt_shard import prompt_ids, read_prompts
 from scripts.lib.provenance import code_version, differences
 from scripts.lib.records import read_provenance
 from scripts.lib.sending import Sender
@@ -364,8 +364,9 @@ class Generation:
             return
         server.unproven = 0
         counts, under_way = self.answered.void(server.url, server.trusted)
-        for outcome, input_tokens, output_tokens, _ in counts.values():
-            self.meter.remove(outcome, input_tokens, output_tokens)
+        for id in prompt_ids(self.shard.prompts):  # others have left the shard, and are not counted
+            if id in counts:
+                self.meter.remove(*counts[id][:3])
         self._tainted |= under_way
         if counts:
             self.backlog.add(self._work(counts.__contains__))

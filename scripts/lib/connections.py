@@ -27,6 +27,7 @@ CONNECT_SECONDS = 30.0
 _RECEIVE_BYTES = 1 << 18
 # Far above what any answer's ids take: a server that never stops would fill the memory before its deadline.
 LARGEST_REPLY = 1 << 28
+_LARGEST_HEAD = 1 << 16
 
 
 class Broken(Exception):
@@ -196,7 +197,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _begin(self) -> None:
         self._status = 0
         self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
+        self._body = bytearray()
 
     def send(self, data: bytes) -> asyncio.Future[Reply]:
         """Send a request; the future has its reply, or raises Broken."""
@@ -238,6 +239,10 @@ class _Connection(asyncio.BufferedProtocol):
             self._end(TooLong(self._largest))
             self.close()
             return
+        if not self._status and self._received > _LARGEST_HEAD + nbytes:
+            self._end(Broken("the head of the answer has no end", True))
+            self.close()
+            return
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:
@@ -266,13 +271,14 @@ class _Connection(asyncio.BufferedProtocol):
             self.alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self._status:  # what comes after the body (RFC 9110, 6.5) nobody needs
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        self._body += body
 
     def on_message_complete(self) -> None:
         if 100 <= self._status < 200:
@@ -286,7 +292,7 @@ class _Connection(asyncio.BufferedProtocol):
         coding = self._headers.get("content-encoding", "identity")
         if coding.lower() != "identity":
             return Broken(f"the answer is compressed ({coding}), which nobody asked for", True)
-        return Reply(self._status, self._headers, b"".join(self._body))
+        return Reply(self._status, self._headers, bytes(self._body))
 
     def _end(self, result: Reply | Broken) -> None:
         waiting, self._waiting = self._waiting, None

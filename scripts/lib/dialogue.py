@@ -114,7 +114,7 @@ class Dialogue:
         ids, output, appended = read
         exact = answer.output_ids is not None
         verdict = judge(answer, ids, output, work.prompt.tools is not None, self.target.eos_ids)
-        work.attempts.pauses = 0
+        work.attempts.answered()
         if verdict.again and work.resamples < RESAMPLES:
             work.resamples += 1
             work.attempts.repeats += 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -66,6 +67,13 @@ def replacing(path: Path | str) -> Iterator[Path]:
         fsync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_remains(path: Path | str) -> None:
+    """Remove what killed writers of `path` left, by a writer who is the only one."""
+    path = Path(path)
+    for remains in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY_SUFFIX}"):
+        remains.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:

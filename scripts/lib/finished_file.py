@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from scripts.lib.id_index import IdIndex
 from scripts.lib.records import OUTCOMES, Completion, from_dict, open_parquet, read_columns, read_provenance
 
+_GROUPS = 2  # of a file that are kept in memory
+
 
 @dataclass
 class Totals:
@@ -77,7 +79,7 @@ class FinishedFile:
         self.totals.outcomes.pop("over_budget", None)
 
     def read(self, row: int) -> Completion:
-        """The completion in `row`; two row groups are kept in memory."""
+        """The completion in `row`; a few row groups are kept in memory."""
         group = 0
         while row >= self.group_rows[group]:
             row -= self.group_rows[group]
@@ -85,7 +87,7 @@ class FinishedFile:
         if group not in self._groups:
             with open_parquet(self.path) as file:
                 self._groups[group] = file.read_row_group(group).to_pylist()
-            if len(self._groups) > 2:
+            if len(self._groups) > _GROUPS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group)
         return from_dict(Completion, self._groups[group][row])

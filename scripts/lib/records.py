@@ -241,11 +241,12 @@ def with_provenance(schema: pa.Schema, provenance: dict) -> pa.Schema:
 def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: dict | Callable[[], dict]) -> int:
     """Write records of `kind` to a Parquet file, durably and atomically. Returns the row count.
 
-    Rows are streamed: memory holds one row group. Equal rows give equal bytes. A function as
+    There may be one writer only. Rows are streamed: memory holds one row group. Equal rows give equal bytes. A function as
     `provenance` is asked after the last row, for what only then is known.
     """
     schema = SCHEMAS[kind] if callable(provenance) else with_provenance(SCHEMAS[kind], provenance)
     count = 0
+    durable.remove_remains(path)  # as large as the file itself
     with durable.replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         # Python ints take 36 bytes, Arrow's 4: few rows wait as Python objects, the row group as tables.
         rows_waiting: list[Any] = []

@@ -36,6 +36,9 @@ class Sender:
         Its time follows from the `max_tokens` that it may take (to be generated, or read); an endpoint that is taken
         out breaks it off before.
         """
+        if server.status != "ready":  # taken out since it gave the place
+            self.pool.release(server, expected)
+            return Failure("wait", f"broken off: {server.reason}")
         begun = self.clock()
         seconds = self.settings.base_seconds + max_tokens / self.settings.min_tokens_per_second
         deadline = Deadline(begun + seconds)
@@ -63,9 +66,7 @@ class Sender:
                 f"{server.url}: {failure.reason}: its limit resets in {duration(failure.retry_after / 3600)}: run again "
                 "then, nothing is lost"
             )
-        attempts.avoid = server.url
-        if failure.billed:
-            await self.transport.abort(server.url, self.adapter.abort(request_id))
+        attempts.avoid, billed = server.url, failure.billed
         if server.status != "ready" and failure.kind == "retry":
             # Broken off because the endpoint was taken out: not the work's fault.
             failure = Failure("wait", f"broken off: {server.reason}")
@@ -77,6 +78,8 @@ class Sender:
             # The same work failing again while nothing else is answered: a canary decides whose fault it is.
             self.pool.failed(server, failure.reason, suspect=attempts.successes_seen == self.pool.successes)
         self._warn(server, failure)
+        if billed:
+            await self.transport.abort(server.url, self.adapter.abort(request_id))
         return failure
 
     def _warn(self, server: Server, failure: Failure) -> None:

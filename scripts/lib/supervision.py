@@ -61,7 +61,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Until cancelled. Raises UserError when there is no hope of an endpoint."""
-        helpers = [asyncio.create_task(self._follow()), asyncio.create_task(self._ramp())]
+        helpers = [asyncio.create_task(self._follow()), asyncio.create_task(self._watch())]
         if self.config.engine.endpoints and self.config.engine.kind != "openai":
             helpers.append(asyncio.create_task(self._poll_metrics()))
         try:
@@ -72,7 +72,7 @@ class Supervisor:
             await asyncio.gather(*helpers, *self._tests, return_exceptions=True)
 
     async def _follow(self) -> None:
-        """The lease's endpoints, share and load; hangs; tests that are due."""
+        """The lease's endpoints, share and load; tests that are due."""
         begun = down_since = self.pool.clock()
         announced = complained = False
         while True:
@@ -82,8 +82,6 @@ class Supervisor:
             self.pool.ceiling = self.held.share(self.ceiling)
             for url, metrics in self.held.metrics().items():
                 self.pool.observe(url, metrics)
-            for server in self.pool.check_progress():
-                self.say(f"{server.url} hangs ({server.reason}): taken out until a canary passes")
             self._start_tests()
             now = self.pool.clock()
             if self.pool.ready() or not endpoints:
@@ -185,9 +183,11 @@ class Supervisor:
         await asyncio.gather(*(test for test, server in self._tests.items() if server.unproven))
         await asyncio.gather(*(self._start_test(server) for server in self.pool.ready() if server.unproven))
 
-    async def _ramp(self) -> None:
-        """Let the number in flight grow in small steps."""
+    async def _watch(self) -> None:
+        """Let the number in flight grow in small steps; break off what takes too long. Waits for nobody."""
         while True:
+            for server in self.pool.check_progress():
+                self.say(f"{server.url} hangs ({server.reason}): taken out until a canary passes")
             await asyncio.sleep(_HURRY_SECONDS if self.pool.ramping else _LOOK_SECONDS)
             self.pool.wake()
 

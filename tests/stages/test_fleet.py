@@ -370,6 +370,25 @@ def test_replica_ends_a_server_that_ignores_sigterm(tmp_path: Path, how: signal.
     assert all(map(ended, family))
 
 
+def test_a_server_has_its_port_again_though_its_first_start_fails(run: Run) -> None:
+    """As where the memory of the one before is not free yet; also when its keeper is killed meanwhile."""
+    job = run.job(run.toy(crash_budget=5))
+    [[url, incarnation]] = job.ask()
+    with pytest.raises(requests.ConnectionError):
+        requests.post(f"{url}/do/relapse", timeout=5)
+    until(lambda: run.servers()[0]["incarnation"] > incarnation + 1 and run.servers()[0]["status"] == "ready")
+    [[again, incarnation]] = job.ask()
+    assert again == url
+    keeper = run.keeper()
+    with pytest.raises(requests.ConnectionError):
+        requests.post(f"{url}/do/crash", timeout=5)
+    until(lambda: run.servers()[0]["status"] == "restarting")
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: not run.meeting.keeper_lives())
+    [[after, later]] = job.ask()
+    assert (after, later > incarnation) == (url, True)
+
+
 def bound(own: socket.socket, address: tuple[str, int]) -> bool:
     try:
         own.bind(address)

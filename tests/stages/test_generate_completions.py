@@ -174,6 +174,26 @@ def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(fault, t
         assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
 
 
+def test_prompts_that_have_left_are_neither_counted_nor_asked_again(tmp_path):
+    """Half of the shard leaves after a kill, and the canary of the server that had answered them fails."""
+    with servers(tmp_path, 2, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
+        run = Run(tmp_path, prompts(100), [s.url for s in fleet], concurrency=16, answers=Answers(9))
+        job = run.start()
+        assert await_progress(job, lambda: len(run.journalled()) >= 30)
+        job.kill()
+        job.wait()
+        answered = run.journalled()
+        run.rows = [row for row in run.rows if row.id not in answered]
+        run.write_prompts(run.target.provenance())
+        fleet[0].control(faults={"nan_bang": 1.0})
+        assert run.finish() == 0, run.log()
+        assert re.search(rf"{fleet[0].url} fails its canary: .*; [1-9]\d* answers since its last good one", run.log())
+        assert run.check().total() == len(run.rows)
+        progress = orjson.loads((tmp_path / "progress.json").read_bytes())
+        assert (progress["total"], progress["resumed"]) == (len(run.rows), 0)
+        assert progress["completed"] + progress["failed"] == len(run.rows)
+
+
 @breaks
 def test_answers_of_an_engine_that_broke_are_asked_again(fault, tmp_path):
     """The engine breaks after a while, silently; what it answered since its last good canary is not believed."""

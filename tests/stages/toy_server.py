@@ -4,6 +4,7 @@ Installed by the fleet tests as `bin/llama-server` of an environment. `TOY` in i
 what it does from the start; POST /do/NAME makes it do that later.
 
     crash     exit with status 3
+    relapse   crash, and once more when it is started again
     hang      go on answering /metrics with one request running, but never make a token again
     stubborn  ignore SIGTERM
     family    start a child in a session of its own, whose pid GET /child tells
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+RELAPSE = Path(__file__).with_name("relapse")
 hung = threading.Event()
 children: list[int] = []
 
@@ -24,6 +27,9 @@ def do(name: str) -> None:
     if name == "crash":
         print("toy: no kernel image is available", file=sys.stderr, flush=True)
         os._exit(3)
+    elif name == "relapse":
+        RELAPSE.touch()
+        do("crash")
     elif name == "hang":
         hung.set()
     elif name == "stubborn":
@@ -58,6 +64,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if RELAPSE.exists():
+        RELAPSE.unlink()
+        do("crash")
     for name in filter(None, os.environ.get("TOY", "").split(",")):
         do(name)
     port = int(sys.argv[sys.argv.index("--port") + 1])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib import answered as module
+from scripts.lib import finished_file, records
 from scripts.lib.answered import Answered, conversation, link
 from scripts.lib.errors import UserError
 from scripts.lib.id_index import IdIndex
@@ -47,7 +48,7 @@ class Shard:
         write_rows(self.prompts, Prompt, rows, {})
         return rows
 
-    def run(self, names: str, budget: int = 1000) -> list[str]:
+    def run(self, names: str | list[str], budget: int = 1000) -> list[str]:
         """Answer and finish; returns the keys that had to be asked."""
         self.write(*names)
         answered = self.open()
@@ -240,6 +241,48 @@ def test_void_answers_are_asked_again(shard):
     assert answered.totals.plain()["outcomes"] == {"ok": 2, "exhausted": 1}
     answered.close()
     assert shard.run(names) == ["b", "d", "e", "f"]
+
+
+def test_everybody_gets_his_own_answer_when_prompts_return_while_others_leave(shard, monkeypatch):
+    """The file of unused answers is written anew while answers are taken from it."""
+    monkeypatch.setattr(records, "ROWS_PER_GROUP", 64)  # more groups than are kept in memory
+    monkeypatch.setattr(finished_file, "_GROUPS", 1)
+    first, second, third = ([f"{part}{number}" for number in range(200)] for part in "abc")
+    for names in (first + second + third, first + second, first + third, first + second + third):
+        shard.run(names)
+        rows = list(read_rows(shard.output, Completion))
+        assert [row.id for row in rows] == [digest(name) for name in names]
+        assert [row.turns[0].content for row in rows] == [f"{name} 0!" for name in names]
+
+
+def test_what_was_voided_stays_so_though_it_stands_in_the_finished_file(shard, monkeypatch):
+    """A job was killed between the finished file and the emptied journal; the next one voids, and is killed as well."""
+    rows = shard.write(*"abc")
+    answered = shard.open()
+    for row in rows:
+        answered.done(completion(row), 3, 11, 0.5, "http://broken")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Answered, "_empty_journal", lambda self: exec("raise KeyboardInterrupt"))
+        answered.finish(shard.prompts, shard.output, lambda id: None, {})
+    answered.close()
+    rows = shard.write(*"abcd")
+    answered = shard.open()
+    assert len(answered.void("http://broken", 0)[0]) == 3
+    answered.close()
+    answered = shard.open()
+    assert [row.id in answered for row in rows] == [False] * 4
+    assert answered.totals.plain() == sums(0)
+    assert answered.unproven() == {}
+    answered.close()
+    assert shard.run("abcd") == list("abcd")
+
+
+def test_remains_of_a_kill_while_finishing_are_removed(shard):
+    shard.run("ab")
+    remains = shard.state / "completions/d/.000.parquet.4711.partial"
+    remains.write_bytes(b"half")
+    shard.run("abc")
+    assert not remains.exists()
 
 
 def test_a_prompt_without_outcome_is_an_error_not_a_hole(shard):

@@ -108,6 +108,15 @@ def test_after_a_crash_the_account_knows_more_than_the_answers(tmp_path):
     assert jobs.start(spent=Amount(200)).spent.tokens == 200
 
 
+def test_an_account_that_holds_no_numbers_counts_as_far_as_it_does(tmp_path):
+    jobs = Jobs(tmp_path, config(tokens=1000))
+    jobs.start().save()
+    jobs.kill()
+    for path in tmp_path.rglob("*.budget"):
+        path.write_text('{"tokens": 90, "cost": null, "held_tokens": "x", "held_cost": []}')
+    assert jobs.start(spent=Amount(60)).spent == Amount(90, 0.0)
+
+
 def test_a_raised_limit_opens_what_was_closed(tmp_path):
     jobs = Jobs(tmp_path, config(tokens=100))
     assert jobs.start().reserve(20, 100) == "never"

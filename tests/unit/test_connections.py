@@ -130,18 +130,32 @@ def test_what_is_no_reply_breaks(pieces: list[bytes], answered: bool, caplog: py
     assert not caplog.records
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "], ids=["body", "head"])
-def test_a_reply_without_end_is_broken_off(head: bytes) -> None:
+_OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "says"),
+    [
+        (_OK + b"\r\n", b"x" * 65536, "longer than 1 MiB"),
+        (_OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000, "longer than 1 MiB"),
+        (_OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n" * 10_000, "longer than 1 MiB"),
+        (_OK + b"X: ", b"x" * 65536, "the head of the answer has no end"),
+        (_OK, b"X: y\r\n" * 10_000, "the head of the answer has no end"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 3_000, "the head of the answer has no end"),
+    ],
+    ids=["body", "chunks", "trailers", "header", "headers", "continues"],
+)
+def test_a_reply_without_end_is_broken_off(head: bytes, piece: bytes, says: str) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(head)
         while True:
-            await peer.send(b"x" * 65536)
+            await peer.send(piece)
 
     async def test() -> None:
         async with serving(handle) as (url, _, _):
             client = Connections({}, largest_reply=1 << 20)
-            with pytest.raises(Broken, match="longer than 1 MiB"):
+            with pytest.raises(Broken, match=says):
                 await client.exchange(url, CALL)
             await client.close()
             assert not client._open

@@ -286,6 +286,7 @@ def test_a_stale_connection_costs_nothing_but_not_for_ever():
     delays = [dialogue.failed(one, Failure("free", "closed"), n).delay for n in range(3)]
     assert delays == [0.0] * 3
     assert one.attempts.counted == 0
+    assert dialogue.failed(one, Failure("throttle", "429"), 3).kind == "again"
     for n in range(3, 3 + ATTEMPTS):
         step = dialogue.failed(one, Failure("free", "closed"), n)
     assert step.completion.outcome == "exhausted"

@@ -14,7 +14,7 @@ from scripts.lib.config import Sampling
 from scripts.lib.config_file import parse_config
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Reply, Request
-from scripts.lib.engines.errors import retry_after
+from scripts.lib.engines.errors import read_error, retry_after
 from scripts.lib.engines.values import excerpt
 from scripts.lib.records import Message
 
@@ -270,11 +270,32 @@ def test_an_endpoint_that_tells_nothing_is_not_an_error(engine):
         ({"x-ratelimit-reset": "1800000012"}, {}, 12.0),
         ({"x-ratelimit-reset": "4"}, {}, 4.0),
         ({"Retry-After": "soon"}, {}, None),
+        ({"Retry-After": "inf"}, {}, None),
+        ({"Retry-After": "-5"}, {}, 0.0),
+        ({"Retry-After": "1e300"}, {}, 1e9),
+        ({"Retry-After": "Mon, 01 Jan 99999999999 00:00:00 GMT"}, {}, None),
         ({}, {}, None),
     ],
 )
 def test_pauses(headers, metadata, seconds):
     assert retry_after(headers, metadata, now=1_800_000_000.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "outcome", "most"),
+    [
+        (400, "permanent", "rejected", None),
+        (413, "permanent", "rejected", None),
+        (422, "permanent", "rejected", None),
+        (406, "retry", "rejected", 2),  # a firewall that dislikes a prompt
+        (410, "retry", "rejected", 2),  # a model that is gone: others succeed, or nothing counts
+        (418, "retry", "rejected", 2),
+        (101, "retry", "rejected", 2),
+    ],
+)
+def test_which_refusals_are_about_the_prompt(status, kind, outcome, most):
+    failure = read_error(status, {}, b"no", 0.0)
+    assert (failure.kind, failure.outcome, failure.most_attempts) == (kind, outcome, most)
 
 
 def test_excerpts_of_bodies_are_one_line_without_control_characters():

@@ -265,6 +265,42 @@ def test_a_job_that_ends_while_a_deadline_passes_is_cancelled() -> None:
     run(test)
 
 
+def test_a_place_on_a_server_that_was_dismissed_meanwhile_is_given_back() -> None:
+    """The place is given in the tick in which the lease says that the server was restarted."""
+
+    async def test() -> None:
+        async with fault_server("silent_stall") as (_, url, transport):
+            job = Job(transport, url)
+            place = await job.pool.acquire(200.0)
+            job.pool.update([(url, 1)])
+            failure = await job.sender.send(place, ADAPTER.request(REQUEST), REQUEST.max_tokens, 200.0)
+            assert isinstance(failure, Failure)
+            assert (failure.kind, failure.billed) == ("wait", False)
+            assert job.pool.in_flight == 0
+
+    run(test)
+
+
+def test_a_slow_abort_does_not_turn_the_blame_on_the_prompt() -> None:
+    """The server is back before it has heard of the abort."""
+
+    async def test() -> None:
+        async with fault_server("silent_stall") as (_, url, transport):
+            job = Job(transport, url)
+            job.pool.take_out(job.endpoint, "no answer for 600 s")
+
+            async def abort(url: str, call: Call | None) -> None:
+                job.pool.admit(job.endpoint)
+
+            transport.abort = abort  # type: ignore[method-assign]
+            broken_off = Failure("retry", "no answer within 9 s", billed=True)
+            failure = await job.sender.blame(job.endpoint, REQUEST.id, Attempts(), broken_off)
+            assert failure.kind == "wait"
+            assert job.endpoint.status == "ready"
+
+    run(test)
+
+
 def test_progress_that_the_engine_reports_is_a_sign_of_life() -> None:
     """Long answers: nothing ends for long, but the engine's counter of tokens moves."""
 

@@ -5,7 +5,7 @@ from typing import Any
 from scripts.lib.engines import sse
 from scripts.lib.engines.base import Failure, Reply
 from scripts.lib.engines.errors import error_in_200, read_error
-from scripts.lib.engines.values import as_count, as_object, as_objects, read_object
+from scripts.lib.engines.values import as_count, as_object, as_objects, read_object, shown
 
 _FINISHED = ("stop", "length", "content_filter", "tool_calls")
 
@@ -31,7 +31,7 @@ def read_choice(reply: Reply, now: float) -> tuple[dict, dict, dict] | Failure:
     if finish == "function_call":
         choice["finish_reason"] = finish = "tool_calls"
     if finish not in _FINISHED:
-        return Failure("retry", f"no finish reason but {finish!r}", billed=True)
+        return Failure("retry", f"no finish reason but {shown(finish)}", billed=True)
     return body, choice, as_object(choice.get("message"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from scripts.lib.engines.base import Failure, Kind, Reply
-from scripts.lib.engines.values import as_object, as_objects, excerpt
+from scripts.lib.engines.values import as_object, as_objects, excerpt, shown
 
 
 def error_details(body: bytes) -> tuple[str, int | None, dict]:
@@ -22,22 +22,26 @@ def error_details(body: bytes) -> tuple[str, int | None, dict]:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         value = None
-    if not isinstance(value, dict):
-        return excerpt(body), None, {}
-    error = value.get("error", value)
+    return _details(value.get("error", value), excerpt(body)) if isinstance(value, dict) else (excerpt(body), None, {})
+
+
+def _details(error: Any, whole: str) -> tuple[str, int | None, dict]:
+    """(message, code, metadata) of an error; `whole` is what stands for its message where it has none."""
     if isinstance(error, str):
         return excerpt(error), None, {}
     if not isinstance(error, dict):
-        return excerpt(body), None, {}
+        return whole, None, {}
     code = error.get("code")
-    message = str(error.get("message") or error.get("detail") or excerpt(body))
+    message = error.get("message") or error.get("detail")
+    text = shown(message) if message else whole
     if error.get("type") == "exceed_context_size_error" or code == "context_length_exceeded":
-        message += " (context length)"
+        text += " (context length)"
     if isinstance(code, str):
         code = int(code) if re.fullmatch("[0-9]{3}", code) else None
-    return excerpt(message), code if isinstance(code, int) else None, as_object(error.get("metadata"))
+    return text, code if isinstance(code, int) else None, as_object(error.get("metadata"))
 
 
+_LONGEST_PAUSE = 1e9  # seconds
 _CONTEXT = re.compile(r"context.{0,12}(length|size|window)|longer than the model|maximum.{0,20}length", re.IGNORECASE)
 _NON_FINITE = re.compile(r"out of range float|\bnan\b|non-?finite", re.IGNORECASE)
 _STARTING = re.compile(r"starting|loading|not ready|no available workers|unhealthy|shutting down", re.IGNORECASE)
@@ -50,8 +54,12 @@ def read_error(status: int, headers: Mapping[str, str], body: bytes, now: float)
     An error inside HTTP 200 is read with its own code as `status`.
     """
     message, _, metadata = error_details(body)
+    return _meaning(status, headers, message, metadata, now)
+
+
+def _meaning(status: int, headers: Mapping[str, str], message: str, metadata: dict, now: float) -> Failure:
     raw = metadata.get("raw")
-    detail = f"HTTP {status}: {message}" + (f" ({excerpt(str(raw))})" if raw else "")
+    detail = f"HTTP {status}: {message}" + (f" ({shown(raw)})" if raw else "")
     pause = retry_after(headers, metadata, now)
     if status == 402:
         # OpenRouter: too much in flight for the balance is a pause, an empty balance is the end.
@@ -83,7 +91,10 @@ def read_error(status: int, headers: Mapping[str, str], body: bytes, now: float)
         return Failure("permanent", detail, outcome="prompt_too_long")
     if 300 <= status < 400:
         return Failure("wait", f"{detail}: the endpoint redirects: give its final URL")
-    return Failure("permanent", detail, outcome="rejected")
+    if status in (400, 413, 422):
+        return Failure("permanent", detail, outcome="rejected")
+    # 406 or 418 of a firewall is about the prompt, 410 about the endpoint: others tell.
+    return Failure("retry", detail, outcome="rejected", most_attempts=2)
 
 
 def retry_after(headers: Mapping[str, str], metadata: Mapping[str, Any], now: float) -> float | None:
@@ -94,27 +105,31 @@ def retry_after(headers: Mapping[str, str], metadata: Mapping[str, Any], now: fl
     lowered = {key.lower(): value for key, value in headers.items()}
     lowered = {key.lower(): value for key, value in as_object(metadata.get("headers")).items()} | lowered
     for name in ("retry-after-ms", "retry-after", "x-ratelimit-reset"):
-        value = str(lowered.get(name, "")).strip()
-        if not value:
-            continue
-        try:
-            number = float(value)
-        except ValueError:
-            try:
-                return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
-            except ValueError:
-                continue
-        if not math.isfinite(number):
-            continue
-        if name == "retry-after-ms":
-            return max(0.0, number / 1000)
-        if name == "retry-after":
-            return max(0.0, number)
-        # A reset is an instant (ms or s since 1970) or, when small, a number of seconds.
-        if number > 1e12:
-            number /= 1000
-        return max(0.0, number - now) if number > 1e9 else max(0.0, number)
+        seconds = _seconds(name, shown(lowered.get(name, "")), now)
+        if seconds is not None:
+            return min(max(0.0, seconds), _LONGEST_PAUSE)
     return None
+
+
+def _seconds(name: str, value: str, now: float) -> float | None:
+    """What a header says, in seconds from now; None when it says nothing."""
+    try:
+        number = float(value)
+    except ValueError:
+        try:
+            return email.utils.parsedate_to_datetime(value).timestamp() - now
+        except (ValueError, OverflowError):
+            return None
+    if not math.isfinite(number):
+        return None
+    if name == "retry-after-ms":
+        return number / 1000
+    if name == "retry-after":
+        return number
+    # A reset is an instant (ms or s since 1970) or, when small, a number of seconds.
+    if number > 1e12:
+        number /= 1000
+    return number - now if number > 1e9 else number
 
 
 def error_in_200(body: dict, reply: Reply, now: float) -> Failure | None:
@@ -128,7 +143,6 @@ def error_in_200(body: dict, reply: Reply, now: float) -> Failure | None:
         error = next((choice.get("error") for choice in as_objects(body.get("choices"))), None)
     if not error:
         return None
-    text = orjson.dumps({"error": error})
-    _, code, _ = error_details(text)
+    message, code, metadata = _details(error, shown(error))
     status = code if code is not None and 400 <= code < 600 else 502
-    return read_error(status, reply.headers, text, now)
+    return _meaning(status, reply.headers, message, metadata, now)

@@ -7,7 +7,7 @@ end-of-turn id when `stop_type` is `eos`. Defaults (top_k 40, top_p .95, min_p .
 
 from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
 from scripts.lib.engines.errors import error_in_200, read_error
-from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, read_object
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, read_object, shown
 
 # Asked for by name, because the full reply repeats all settings and the prompt's text.
 _SEED = "generation_settings/seed"
@@ -58,7 +58,7 @@ class LlamaCpp:
             return tokens
         finish = _FINISH.get(as_text(body.get("stop_type")) or "")
         if finish is None:
-            return Failure("retry", f"no finish reason (stop_type {body.get('stop_type')!r})", billed=True)
+            return Failure("retry", f"no finish reason (stop_type {shown(body.get('stop_type'))})", billed=True)
         answer = Answer(
             finish,
             output_ids=tokens,

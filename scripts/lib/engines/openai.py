@@ -15,6 +15,8 @@ from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, 
 from scripts.lib.engines.chat import read_choice, reasoning_of, wire_messages
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
+_LARGEST_COST = 1e6  # US dollars that no answer costs
+
 
 class OpenAI:
     """Adapter of an OpenAI-compatible API; endpoints are base URLs that end before `/chat/completions`."""
@@ -123,4 +125,4 @@ def _same_provider(answered: str, asked: str) -> bool:
 
 def _dollars(value: Any) -> float | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and 0 <= value < float("inf") else None
+    return float(value) if number and 0 <= value < _LARGEST_COST else None

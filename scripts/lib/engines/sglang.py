@@ -19,6 +19,7 @@ from scripts.lib.engines.values import (
     of_another,
     read_ids,
     read_object,
+    shown,
 )
 
 
@@ -101,10 +102,12 @@ class SGLang:
         if reason.get("type") == "abort":
             status = as_count(reason.get("status_code"))
             if status in (400, 503):
-                return read_error(status, reply.headers, str(reason.get("message", "")).encode(), now)
-            return Failure("retry", f"aborted by the engine: {reason.get('message') or 'no reason given'}", billed=True)
+                return read_error(status, reply.headers, shown(reason.get("message")).encode(), now)
+            return Failure(
+                "retry", f"aborted by the engine: {shown(reason.get('message') or 'no reason given')}", billed=True
+            )
         if reason.get("type") not in ("stop", "length"):
-            return Failure("retry", f"no finish reason but {reason.get('type')!r}", billed=True)
+            return Failure("retry", f"no finish reason but {shown(reason.get('type'))}", billed=True)
         ids = read_ids(body.get("output_ids"), "is it SGLang's /generate?")
         if isinstance(ids, Failure):
             return ids

@@ -24,7 +24,8 @@ def fold(body: bytes) -> dict[str, Any] | Failure:
     """The chat body that the events add up to."""
     whole: dict[str, Any] = {}
     choice: dict[str, Any] = {"finish_reason": None}
-    message: dict[str, Any] = {}
+    texts: dict[str, list[str]] = {}
+    lists: dict[str, list] = {}
     chosen = False
     for line in body.splitlines():
         if not line.startswith(b"data:"):
@@ -49,13 +50,14 @@ def fold(body: bytes) -> dict[str, Any] | Failure:
         delta = as_object(part.get("delta"))
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
-                message[name] = (message.get(name) or "") + delta[name]
+                texts.setdefault(name, []).append(delta[name])
         for name in _LISTS:
             if isinstance(delta.get(name), list):
-                message[name] = message.get(name, []) + delta[name]
+                lists.setdefault(name, []).extend(delta[name])
         for key, value in part.items():
             if key != "delta" and value is not None:
                 choice[key] = value
     if not chosen:
         return Failure("retry", "the stream ended without an answer", billed=True)
+    message = {name: "".join(parts) for name, parts in texts.items()} | lists
     return {**whole, "choices": [{**choice, "message": message}]}

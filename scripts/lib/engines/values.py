@@ -38,9 +38,11 @@ def read_ids(value: Any, needed: str) -> list[int] | Failure:
     if not isinstance(value, list):
         return Failure("fatal", f"the server returns no token ids: {needed}")
     # A third of the time that looking at each of them takes: a list of anything else has other characters.
-    if orjson.dumps(value).translate(None, _DIGITS) != b"[]":
-        return Failure("retry", f"the token ids are no numbers: {excerpt(str(value))}", billed=True)
-    return value
+    try:
+        whole_numbers = orjson.dumps(value).translate(None, _DIGITS) == b"[]"
+    except TypeError:  # lists in lists in lists
+        whole_numbers = False
+    return value if whole_numbers else Failure("retry", f"the token ids are no numbers: {shown(value)}", billed=True)
 
 
 def of_another(request: Request, echoed: Any) -> Failure | None:
@@ -70,9 +72,20 @@ def read_object(reply: Reply) -> dict | Failure:
 
 def excerpt(body: bytes | str, length: int = 200) -> str:
     """The first characters of a body on one line, for messages: nothing in it steers a terminal."""
+    body = body[: 8 * length]  # which may be hundreds of megabytes
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     text = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def shown(value: Any) -> str:
+    """A value for messages."""
+    if isinstance(value, list | str):
+        value = value[:200]
+    try:
+        return excerpt(value if isinstance(value, str) else orjson.dumps(value))
+    except TypeError:  # nested deeper than anybody reads
+        return f"a deeply nested {type(value).__name__}"
 
 
 def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | Failure:
@@ -86,7 +99,7 @@ def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | 
         at = next((i for i, (a, b) in enumerate(zip(echoed, sent)) if a != b), min(len(echoed), len(sent)))
         return Failure(
             "fatal",
-            f"the engine used other prompt ids: from position {at} {excerpt(str(echoed[at : at + 5]))}, sent were "
+            f"the engine used other prompt ids: from position {at} {shown(echoed[at : at + 5])}, sent were "
             f"{sent[at : at + 5]} ({len(echoed)} and {len(sent)} ids): its template or tokenizer is not the target's",
         )
     got = len(answer.output_ids or ())

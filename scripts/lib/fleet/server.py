@@ -20,6 +20,7 @@ from scripts.lib.fleet.launch import PORT, ServerPlan
 
 _POLL = 0.25  # seconds between looks at a server's process
 _WATCH = 1.0  # seconds between readings of a running server
+_STARTS_ON_PORT = 2
 _METRICS_SECONDS = 10.0
 _TOKEN_SECONDS = 60.0  # for one token from a server that looks hung
 _LOG_BYTES = 64 << 20  # a log that is longer is set aside before a start
@@ -76,6 +77,7 @@ class Server:
         self.index, self.plan, self.kind, self.served_model = index, plan, kind, served_model
         self.directory, self.log, self.patience = directory, log, patience
         self.incarnation, self.port = incarnation, port
+        self._failed_starts = 0  # since it was ready last
         self.status = "starting"
         self.restarts = 0
         self.error: str | None = None  # why it was given up or last went down, with the log's last lines
@@ -105,13 +107,15 @@ class Server:
         try:
             while True:
                 # Where the one before was ready, so that what it left unproven is known to be of this place.
-                port, self.port = free_port(self.port), 0
+                # Two starts that fail there may be for want of the port, whoever it is that has it.
+                port = free_port(self.port if self._failed_starts < _STARTS_ON_PORT else 0)
+                self._failed_starts += 1
                 self._start(port)
                 began = time.monotonic()
                 reason = await self._until_ready(session)
                 if reason is None:
                     ever_ready = True
-                    self.status, self.error, self.port = "ready", None, port
+                    self.status, self.error, self.port, self._failed_starts = "ready", None, port, 0
                     self._note(f"ready after {time.monotonic() - began:.1f} s at {self.url}")
                     reason = await self._until_down(session)
                 self.status, self.metrics = "restarting", None
