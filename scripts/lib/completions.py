@@ -157,7 +157,6 @@ class Generation:
     async def run(self) -> None:
         """From the prompts to the finished shard."""
         left = self._count()
-        self.answered.journal.later = asyncio.get_running_loop().call_soon
         try:
             if left:
                 require_descriptors(self.lane.concurrency)
@@ -223,7 +222,6 @@ class Generation:
                     for task in (*helpers, *workers):
                         task.cancel()
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
-                    self.answered.journal.write()
                     self.budget.save(give_back=True)
 
     def _session(self) -> Transport:

@@ -98,11 +98,7 @@ def scan(path: Path, offset: int = 0) -> Iterator[tuple[int, list | None, bytes]
 
 
 class Journal:
-    """The one writer of a journal. Open it, read it with `scan`, then append.
-
-    `later` schedules a function for the end of the current event-loop tick, so that answers which
-    arrive together are written together; by default records are written one by one.
-    """
+    """The one writer of a journal. Open it, read it with `scan`, then append."""
 
     def __init__(self, path: Path, identity: dict, what: str, patience: float = 5.0) -> None:
         """Lock and open the journal, cut its torn tail, and write the header when it is new.
@@ -112,7 +108,6 @@ class Journal:
         (use `recorded` to compare before).
         """
         self.path, self.what = path, what
-        self.later: Callable[[Callable[[], None]], Any] | None = None
         self.problem: UserError | None = None
         self.damaged = 0  # lines in the middle that can't be read; their prompts are asked again
         self.identity = identity
@@ -171,15 +166,12 @@ class Journal:
         return self._end + sum(map(len, self._pending))
 
     def append(self, head: list, body: Any) -> None:
-        """Add a record: written at the end of this tick, fsynced by the next `sync`."""
+        """Add a record: written now, before anybody sends the next request, and fsynced by the next `sync`."""
         self._pending.append(encode(head, body))
-        if self.later is None:
-            self.write()
-        elif len(self._pending) == 1:
-            self.later(self.write)
+        self.write()
 
     def write(self) -> None:
-        """Write what was appended. On a full disk give up the reserve for it and set `problem`."""
+        """Write what was appended and is not written yet. On a full disk give up the reserve for it and set `problem`."""
         if not self._pending:
             return
         data = b"".join(self._pending)
@@ -199,7 +191,6 @@ class Journal:
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, self._end)
-                self.later = None
                 return
         self._pending.clear()
 
