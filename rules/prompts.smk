@@ -35,4 +35,5 @@ rule prepare_prompts:
         " --target results/target"
         " --earlier {input.earlier}"
         " --output results/prompts/{wildcards.dataset}"
-        " > {log} 2>&1"
+        # tee: rows that can't be used are to be seen.
+        " 2> >(exec tee -i -a {log} >&2)"

@@ -20,9 +20,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder that the run writes to")
     parser.add_argument("--output", type=Path, default=Path("results/report.html"), help="the page to write")
     options = parser.parse_args(argv)
-    levels = write_report(load_config(*options.config), options.results, options.output)
-    counts = ", ".join(f"{count} {level}" for level, count in levels.items() if count)
-    print(f"{options.output}: {counts or 'nothing suspicious'}", file=sys.stderr, flush=True)
+    found = write_report(load_config(*options.config), options.results, options.output)
+    for finding in found:
+        print(f"{finding.level}: {finding.where}: {finding.text}", file=sys.stderr)
+    print(
+        f"{options.output}: {len(found)} findings" if found else f"{options.output}: nothing suspicious",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

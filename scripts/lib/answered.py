@@ -33,6 +33,8 @@ from scripts.lib.records import (
     write_rows,
 )
 
+# Outcomes of prompts that a server did not take.
+_REFUSALS = ("rejected", "prompt_too_long", "content_filter")
 DONE, TURN, PART, VOID, PROVEN = "done", "turn", "part", "void", "proven"
 
 
@@ -66,6 +68,8 @@ class Answered:
         journal_path = state / "journals" / dataset / f"{shard}.journal"
         self.journal = Journal(journal_path, identity, f"shard {dataset}/{shard}")
         try:
+            for path in (self.finished_path, self.unused_path):
+                durable.remove_remains(path)
             self.finished, self.unused = FinishedFile(self.finished_path), FinishedFile(self.unused_path)
             self.partial: dict[str, Partial] = {}
             self.totals = Totals()
@@ -198,8 +202,8 @@ class Answered:
         """(answers, position of the first) by endpoint of what earlier jobs left unproven."""
         return {endpoint: (len(offsets), offsets[0]) for endpoint, offsets in self._unproven.items() if offsets}
 
-    def void(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
-        """Journal that the answers of `endpoint` from position `since` on are not to be trusted.
+    def void(self, endpoint: str, since: int, *, refusals: bool = False) -> tuple[dict[str, tuple], set[str]]:
+        """Journal that the answers of `endpoint` from position `since` on are not to be trusted, or only its refusals.
 
         Returns, of the prompts that got one, (outcome, input tokens, output tokens, US dollars) by id of those that had
         their outcome, and the ids of the others.
@@ -215,13 +219,14 @@ class Answered:
                 begun.discard(id)
                 counts.pop(id, None)
                 continue
-            if head[-1] == endpoint:
+            if head[-1] == endpoint and (not refusals or (kind == DONE and head[2] in _REFUSALS)):
                 begun.add(id)
             if kind == DONE and id in begun:
                 counts[id] = tuple(head[2:6])
         for id in sorted(begun):
             self.journal.append([VOID, id, *counts.get(id, ())], None)
-        self.prove(endpoint, self.journal.position)  # nothing of it is left to be proven
+        if not refusals:
+            self.prove(endpoint, self.journal.position)  # nothing of it is left to be proven
         return counts, begun - counts.keys()
 
     def finish(

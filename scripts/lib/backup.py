@@ -53,7 +53,7 @@ def back_up(
     with publish.writer(training):
         directory = publish.current(training)
         if directory is None:
-            say(f"backup: there is no corpus at {training}")
+            say(f"backup: no corpus yet at {training}: nothing to save")
             return None
         publish.clear_remains(backups)
         whole = manifest.require_whole(directory)

@@ -8,6 +8,7 @@ issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
 import contextlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.lib import durable
@@ -22,21 +23,40 @@ from scripts.lib.transport import Transport
 _QUESTION, _ANSWER = "What is 2+2? Answer with one number.", re.compile(r"\b(4|four)\b", re.IGNORECASE)
 _MAX_TOKENS = 48
 _LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
-_SURE = 4  # times as many right answers as wrong ones, until a wrong one is the engine's fault
+_SURE = 2  # times as many right answers as wrong ones of an endpoint, until a wrong one is the engine's fault
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The canary was refused (HTTP 400). That tells of other refusals, and nothing of answers."""
+
+    reason: str
+
+
+@dataclass
+class _Wit:
+    """How an endpoint has answered the question."""
+
+    right: int = 0
+    wrong: int = 0
+    failed: bool = False  # the last answer was taken for that of a broken engine
+
+    @property
+    def sure(self) -> bool:
+        """Whether a wrong answer can only come from a broken engine. A weak model may not know it, or now and then."""
+        return self.right > _SURE * self.wrong
 
 
 class Canary:
-    """Probes and canaries of one job. Knows whether the model is able to give the known answer."""
+    """Probes and canaries of one job. Knows of each endpoint whether its model is able to give the known answer."""
 
     def __init__(self, config: Config, target: Target, adapter: Adapter, transport: Transport, state: Path) -> None:
-        """`state` is the run's folder: what one job has seen the model answer, later ones need not find out again."""
+        """`state` is the run's folder: what one job has seen an endpoint answer, later ones know as well."""
         self.config, self.target, self.adapter, self.transport = config, target, adapter, transport
         self.messages = [Message("user", _QUESTION)]
         self.prompt_ids = target.render(self.messages)
-        model = f"{config.engine.served_model or config.model.name} {target.tokenizer_hash} {target.template_hash}"
-        self._known = state / "canaries" / digest(model)
-        # Of this job's canaries, those that gave the known answer, and those that may have failed for want of wit.
-        self.right, self.wrong = int(self._known.exists()), 0
+        self._state = state
+        self._wits: dict[str, _Wit] = {}
         self._serial = 0
 
     async def probe(self, url: str) -> EngineFacts | Failure:
@@ -60,8 +80,8 @@ class Canary:
             raise UserError(f"{url}: {problem}")
         return facts
 
-    async def ask(self, url: str) -> str | Failure | None:
-        """None when all is well, the reason when the answer is degenerate or refused, a Failure when there is none."""
+    async def ask(self, url: str) -> str | Refused | Failure | None:
+        """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
         self._serial += 1
         request = Request(
             id=f"canary-{id(self):x}-{self._serial}",
@@ -82,10 +102,10 @@ class Canary:
         answer = self.adapter.read(request, reply, 0.0)
         if isinstance(answer, Failure):
             # A question that nobody would refuse: whatever was refused before may have been as good.
-            return answer.reason if answer.kind == "permanent" else answer
-        return self.judge(answer)
+            return Refused(answer.reason) if answer.kind == "permanent" else answer
+        return self.judge(url, answer)
 
-    def judge(self, answer: Answer) -> str | None:
+    def judge(self, url: str, answer: Answer) -> str | None:
         """Why the canary's answer is degenerate; None when it is well."""
         if answer.output_ids is not None:
             problem = degenerate(answer.output_ids, self.target.eos_ids)
@@ -98,20 +118,31 @@ class Canary:
             text = (answer.reasoning or "") + (answer.text or "")
             if not text.strip():
                 return "an empty answer"
+        known = self._known(url)
+        wit = self._wits.setdefault(url, _Wit(right=int(known.exists())))
         if _ANSWER.search(text) is not None:
-            self.right += 1
-            if self.right == 1:
-                self._remember()
+            wit.right += 1
+            wit.wrong += wit.failed  # nothing was broken: a model that knows it now and then
+            wit.failed = False
+            with contextlib.suppress(OSError):  # a full disk: others will find out themselves
+                if not wit.sure:
+                    known.unlink(missing_ok=True)
+                elif not known.exists():
+                    durable.write_bytes(known, f"{url} knows: {_QUESTION}\n".encode())
             return None
-        # A weak model may not know it; one that mostly did must go on knowing it.
-        if self.right > _SURE * self.wrong:
-            return f"`{_QUESTION}` was answered well before, now with {' '.join(text.split())[:80]!r}"
-        self.wrong += 1
+        if wit.sure:
+            wit.failed = True
+            return (
+                f"`{_QUESTION}` was answered well before, now with {' '.join(text.split())[:80]!r} "
+                f"(when another model serves there now, delete {known})"
+            )
+        wit.wrong += 1
         return None
 
-    def _remember(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: others will find out themselves
-            durable.write_bytes(self._known, f"{_QUESTION} was answered well\n".encode())
+    def _known(self, url: str) -> Path:
+        """The file that is there when an endpoint has given the known answer to this run."""
+        model = self.config.engine.served_model or self.config.model.name
+        return self._state / "canaries" / digest([url, model, self.target.tokenizer_hash, self.target.template_hash])
 
 
 def degenerate(ids: Sequence[int], eos_ids: frozenset[int]) -> str | None:

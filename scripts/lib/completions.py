@@ -48,6 +48,8 @@ _SAVE_SECONDS = 1.0
 _BUDGET_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _GARBAGE = 100_000  # new objects between two looks for cycles
+_REFUSED_ALL = 20  # refusals before the first answer that tell of wrong settings
+_ANSWERED = ("ok", "length", "reasoning_only", "repetition", "empty")
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
 
@@ -148,6 +150,9 @@ class Generation:
         self._own_line = float("-inf")
         self.supervisor: Supervisor | None = None
         self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
+        # Refusals wait here for the first answer: an API that refuses the settings refuses every prompt.
+        self._refused: list[Step] = []
+        self._answers = any(totals.outcomes[name] for name in _ANSWERED)
 
     def say(self, text: str) -> None:
         say(f"{self.shard.name} {text}")
@@ -218,6 +223,7 @@ class Generation:
                             raise self.answered.journal.problem
                         # A bad canary puts prompts back into the backlog.
                         await first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
+                    self._release()
                 finally:
                     for task in (*helpers, *workers):
                         task.cancel()
@@ -244,11 +250,33 @@ class Generation:
                 continue
             if step.completion is None:
                 self.meter.add("over_budget", 0, 0)
+            elif step.refused and not self._answers:
+                self._hold(step)
             else:
-                input_tokens, output_tokens, cost = token_counts(step.completion.turns)
-                self.answered.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
-                self.meter.add(step.completion.outcome, input_tokens, output_tokens)
+                self._done(step)
             self.backlog.finished()
+
+    def _done(self, step: Step) -> None:
+        assert step.completion is not None
+        input_tokens, output_tokens, cost = token_counts(step.completion.turns)
+        self.answered.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
+        self.meter.add(step.completion.outcome, input_tokens, output_tokens)
+
+    def _hold(self, step: Step) -> None:
+        """Keep a refusal back. Raises UserError when there have been too many before any answer."""
+        assert step.completion is not None
+        self._refused.append(step)
+        if len(self._refused) >= _REFUSED_ALL:
+            raise UserError(
+                f"{step.endpoint}: the first {_REFUSED_ALL} prompts were all refused, none was answered: "
+                f"{step.completion.reason}: correct what it names and run again, they are asked anew"
+            )
+
+    def _release(self) -> None:
+        """There are answers, or nothing else is left: the refusals stand."""
+        held, self._refused, self._answers = self._refused, [], True
+        for step in held:
+            self._done(step)
 
     async def _advance(self, work: Work) -> Step:
         """Ask turn after turn until the prompt is done, has to wait, or can't be paid (`done` without completion)."""
@@ -306,6 +334,7 @@ class Generation:
         if failure.kind == "permanent":
             # A server that refuses everything is broken: a canary vouches for refusals as it does for answers.
             self._unproven(step, server, odd=True)
+            step.refused = True
         else:
             self.meter.retried += 1
         return step
@@ -315,6 +344,10 @@ class Generation:
         assert self.supervisor is not None
         shortest = self.supervisor.context_length
         if shortest is not None and shortest < self.dialogue.context_length:
+            self.say(
+                f"warning: an endpoint serves a context of {shortest} tokens, the model holds "
+                f"{self.dialogue.context_length}: prompts that leave no room there are given up"
+            )
             self.dialogue.context_length = shortest
         return len(request.prompt_ids) + request.max_tokens <= self.dialogue.context_length
 
@@ -338,13 +371,15 @@ class Generation:
         odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
         self._unproven(step, server, odd)
         work.attempts.avoid = None
+        if not self._answers:
+            self._release()
         return step
 
     # --- what canaries vouch for ---
 
     def _unproven(self, step: Step, server: Server, odd: bool) -> None:
         """What follows from an answer or a refusal stands until a canary fails; many odd ones call for one at once."""
-        step.endpoint = server.url
+        step.endpoint, server.last_sign = server.url, self.clock()
         server.unproven += 1
         server.odd = server.odd + 1 if odd else 0
 
@@ -356,18 +391,20 @@ class Generation:
         """Note in the journal how far an endpoint is trusted."""
         self.answered.prove(server.url, server.trusted)
 
-    def distrust(self, server: Server) -> None:
-        """Ask again what an endpoint answered since its last good canary."""
+    def distrust(self, server: Server, *, refusals: bool = False) -> None:
+        """Ask again what an endpoint answered, or only what it refused, since its last good canary."""
         if not server.unproven:
             return
-        server.unproven = 0
-        counts, under_way = self.answered.void(server.url, server.trusted)
+        counts, under_way = self.answered.void(server.url, server.trusted, refusals=refusals)
+        server.unproven = max(0, server.unproven - len(counts)) if refusals else 0
         for id in prompt_ids(self.shard.prompts):  # others have left the shard, and are not counted
             if id in counts:
                 self.meter.remove(*counts[id][:3])
         self._tainted |= under_way
-        if counts:
-            self.backlog.add(self._work(counts.__contains__))
+        again = set(counts) | {step.completion.id for step in self._refused if step.endpoint == server.url}
+        self._refused = [step for step in self._refused if step.endpoint != server.url]
+        if again:
+            self.backlog.add(self._work(again.__contains__))
 
     def _forget_tainted(self, work: Work) -> bool:
         """Start a prompt anew whose turns came from a broken engine. True when it was one."""

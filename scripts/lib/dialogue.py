@@ -39,6 +39,7 @@ class Step:
     completion: Completion | None = None
     turn: Turn | None = None
     delay: float = 0.0
+    refused: bool = False  # by the endpoint, at once
     endpoint: str = ""  # whose answer or refusal this follows from; none, where it was given up after several failures
 
 

@@ -83,6 +83,7 @@ def merge(
             with publish.staging(directory) as folder:
                 manifest = _build(config, settings, version, sources, counted, folder, say)
         publish.swap(training, directory)
+        say(f"merge: the corpus is in {training}")
     return manifest
 
 

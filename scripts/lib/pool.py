@@ -122,7 +122,7 @@ class Pool:
         if self.servers.get(server.url) is not server:
             return
         now = self.clock()
-        server.proven = now
+        server.proven = server.last_sign = now
         self.successes += 1
         if server.status == "ready":
             return
@@ -130,7 +130,6 @@ class Pool:
         before = min(server.limit, float(self.ceiling))
         server.limit = max(_GENTLE, before / 2) if server.status == "out" else float("inf")
         server.status, server.reason, server.failures, server.pauses = "ready", "", 0, 0
-        server.last_sign = now
         if self._ramp_from is None or self.in_flight == 0:
             self._ramp_from = now
         self.wake()

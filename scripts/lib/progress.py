@@ -151,7 +151,10 @@ class Meter:
 
 
 def line(name: str, figures: Figures) -> str:
-    """One log line: `code/000 2550/3572 ok 2550 err 0 · 27.0/s · 4.8k tok/s · avg 176 tok · $1.02 · 1,998 in flight · eta 0:38`."""
+    """One log line. `ok` are prompts with an answer, `cut` of these reached max_tokens.
+
+    `code/000 2550/3572 ok 2550 err 0 · 27.0/s · 4.8k tok/s · avg 176 tok · $1.02 · 1,998 in flight · eta 0:38`.
+    """
     done = figures.completed + figures.failed
     parts = [
         f"{name} {done}/{figures.total} ok {figures.completed} err {figures.failed}",
@@ -162,6 +165,8 @@ def line(name: str, figures: Figures) -> str:
     if figures.cost_usd:
         parts.append(f"${figures.cost_usd:.2f}")
     parts.append(f"{figures.in_flight:,} in flight")
+    if cut := figures.outcomes.get("length", 0):
+        parts.append(f"{cut:,} cut")
     if figures.retried:
         parts.append(f"{figures.retried:,} retried")
     parts.append(f"eta {duration(figures.eta_hours)}")

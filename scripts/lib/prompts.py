@@ -162,6 +162,9 @@ def _choose(
         for path in earlier:
             for keys in read_keys(path):
                 candidates.take_earlier(keys)
+    deduplicates = selection.deduplicate != "none"
+    if deduplicates:
+        candidates.find_duplicates()
     evaluation = None
     if selection.decontaminate:
         evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
@@ -177,7 +180,7 @@ def _choose(
         reached += len(batch)
         fresh = []
         for id, candidate in batch:
-            reason = candidates.take(candidate.key) if selection.deduplicate != "none" else None
+            reason = candidates.duplicate(candidate) if deduplicates else None
             if evaluation and reason is None and evaluation.matches(prompt_texts(candidate.conversation.messages)):
                 reason = "contaminated"
             if reason is None:

@@ -1,6 +1,7 @@
 """Which of the clean prompts are used: identity, seeded order, duplicates, evaluation sets.
 
 Nothing here depends on the order of a source's rows: ids are hashes of content, the order is a hash of seed and id.
+Only of equal prompts the first row is used, so that a source may grow.
 """
 
 import hashlib

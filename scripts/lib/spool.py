@@ -33,7 +33,7 @@ class Candidate:
 
 
 class Spool:
-    """Candidates, the keys that are taken, and the choice. `database` has room for what else must not sit in memory."""
+    """Candidates, to which of them each key belongs, and the choice. `database` has room for what else must not sit in memory."""
 
     def __init__(self, path: Path):
         self.database = sqlite3.connect(path, isolation_level=None)
@@ -42,7 +42,7 @@ class Spool:
             "PRAGMA synchronous=OFF",
             "PRAGMA cache_size=-65536",
             "CREATE TABLE candidate (ord BLOB, id TEXT, key BLOB, source TEXT, data BLOB)",
-            "CREATE TABLE taken (key BLOB PRIMARY KEY, earlier INTEGER) WITHOUT ROWID",
+            "CREATE TABLE owner (key BLOB PRIMARY KEY, candidate INTEGER) WITHOUT ROWID",
             "CREATE TABLE kept (shard INTEGER, place INTEGER, candidate INTEGER, id TEXT, tokens INTEGER, ids BLOB)",
             "BEGIN",
         ):
@@ -78,15 +78,21 @@ class Spool:
 
     def take_earlier(self, keys: list[bytes]) -> None:
         """Mark keys as used by a dataset that has priority."""
-        self.database.executemany("INSERT OR IGNORE INTO taken VALUES (?, 1)", [(key,) for key in keys])
+        self.database.executemany("INSERT OR IGNORE INTO owner VALUES (?, 0)", [(key,) for key in keys])
 
-    def take(self, key: bytes) -> str | None:
-        """Mark a key as used. None when it was free, else the reason why it was not."""
-        taken = self.database.execute("SELECT earlier FROM taken WHERE key = ?", (key,)).fetchone()
-        if taken is not None:
-            return "duplicate_across" if taken[0] else "duplicate"
-        self.database.execute("INSERT INTO taken VALUES (?, 0)", (key,))
-        return None
+    def find_duplicates(self) -> None:
+        """Give every other key to the first candidate that was read with it. Call before `duplicate`.
+
+        The first, not the first in seeded order: a row that is added to a source must not take the place of one that
+        has been answered.
+        """
+        self._flush()
+        self.database.execute("INSERT OR IGNORE INTO owner SELECT key, min(rowid) FROM candidate GROUP BY key")
+
+    def duplicate(self, candidate: Candidate) -> str | None:
+        """Why the candidate's key is not its own; None when it is."""
+        (owner,) = self.database.execute("SELECT candidate FROM owner WHERE key = ?", (candidate.key,)).fetchone()
+        return None if owner == candidate.number else "duplicate" if owner else "duplicate_across"
 
     def keep(self, shard: int, place: int, candidate: int, id: str, tokens: int, ids: list[int] | None) -> None:
         """Choose a candidate for a shard; `place` orders the rows inside, `ids` are its prompt's, of `tokens`."""

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from scripts.lib.canary import Canary
+from scripts.lib.canary import Canary, Refused
 from scripts.lib.config import Config
 from scripts.lib.engines.base import Call, EngineFacts, Failure
 from scripts.lib.errors import UserError
@@ -35,8 +35,8 @@ class Answers(Protocol):
     def prove(self, server: Server) -> None:
         """What `server` answered before `server.trusted` is proven, for later jobs as well."""
 
-    def distrust(self, server: Server) -> None:
-        """Discard what `server` answered from `server.trusted` on, and ask for it again."""
+    def distrust(self, server: Server, *, refusals: bool = False) -> None:
+        """Discard what `server` answered from `server.trusted` on (or only what it refused), and ask for it again."""
 
 
 class Supervisor:
@@ -93,8 +93,9 @@ class Supervisor:
                 )
             elif now - down_since > _PATIENCE_SECONDS and not complained:
                 complained = True
+                known = any(server.reason for server in self.pool.servers.values())
                 self.say(
-                    f"no endpoint works ({self._reasons()}): tried again, for "
+                    f"{'no endpoint works' if known else 'no endpoint has answered yet'} ({self._reasons()}): tried again, for "
                     f"{self.config.transport.outage_seconds:.0f} s at most (transport.outage_seconds)"
                 )
             if not announced and self.pool.ready():
@@ -104,7 +105,9 @@ class Supervisor:
             await asyncio.sleep(_LOOK_SECONDS if self.pool.ready() else _HURRY_SECONDS)
 
     def _reasons(self) -> str:
-        return "; ".join(f"{server.url}: {server.reason or 'no answer yet'}" for server in self.pool.servers.values())
+        return "; ".join(
+            f"{server.url}: {server.reason or 'starting or busy'}" for server in self.pool.servers.values()
+        )
 
     def _start_tests(self) -> None:
         """Begin tests of endpoints that are not in use, and canaries of those that are."""
@@ -149,6 +152,9 @@ class Supervisor:
             if isinstance(problem, Failure):
                 self._unreachable(server, problem)
                 return
+            if isinstance(problem, Refused):
+                self._refused(server, problem)
+                return
             self.say(f"{server.url} fails its canary: {problem}; {server.unproven} answers since its last good one")
             if server.status == "ready":
                 self.pool.take_out(server, f"fails its canary: {problem}")
@@ -156,6 +162,15 @@ class Supervisor:
             self.pool.postpone(server, f"fails its canary: {problem}")
         finally:
             server.testing = False
+
+    def _refused(self, server: Server, problem: Refused) -> None:
+        """A bad key, an empty balance, a broken server: answers that came before are as good as ever."""
+        reason = f"refuses its canary: {problem.reason}"
+        self.say(f"{server.url} {reason}; what it has refused since its last good one is asked again")
+        if server.status == "ready":
+            self.pool.take_out(server, reason)
+        self.answers.distrust(server, refusals=True)
+        self.pool.postpone(server, reason)
 
     async def _probe(self, server: Server) -> bool:
         facts = await self.canary.probe(server.url)

@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=64, help="requests decoded at once")
     parser.add_argument("--model", default="target", help="model name that the server reports")
     parser.add_argument("--context-length", type=int, default=8192)
+    parser.add_argument("--most-tokens", type=int)
     parser.add_argument("--target", type=Path, help="folder of prepare_target: renders chat messages to real ids")
     parser.add_argument("--layers", type=parse_layers, help="SGLang: return the states that come out of these: 1,14,26")
     parser.add_argument("--last", type=int, default=0, help="SGLang: 1: return the hidden states of the last layer")

@@ -21,7 +21,7 @@ from tests.fault_server import facts
 from tests.fault_server.answers import LAST, Answers, digest, states_of, text_of
 from tests.fault_server.delivery import deliver, gone, send, silence
 from tests.fault_server.faults import FAULTS
-from tests.fault_server.shapes import Generation, Wire, good
+from tests.fault_server.shapes import Generation, Wire, error, good
 
 OUTAGE_SECONDS = 0.3  # of `503_no_workers`
 
@@ -38,6 +38,7 @@ class Settings:
     slots: int = 64  # requests decoded at once; more wait
     model: str = "target"
     context_length: int = 8192
+    most_tokens: int | None = None  # requests for more are refused
     target: Path | None = None  # folder of the target, for routes that take messages instead of ids
     layers: list[int] | None = None  # SGLang: returns the hidden states that come out of these layers
     last: bool = False  # SGLang: returns those of the last layer
@@ -195,6 +196,8 @@ class FaultServer:
             name = "400_overlong_input"
         elif protocol != "llamacpp" and len(generation.prompt_ids) + limit > self.settings.context_length:
             name = "400_context"
+        if self.settings.most_tokens is not None and limit > self.settings.most_tokens:
+            return "too much asked", error(protocol, 400, f"max_tokens: at most {self.settings.most_tokens}")
         reply = FAULTS[name](protocol, generation, dice, time.time()) if name else None
         if name and reply:
             self.injected[name] += 1

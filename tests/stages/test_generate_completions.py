@@ -12,7 +12,7 @@ import pytest
 from scripts import generate_completions
 from scripts.lib.records import read_provenance
 from tests.fault_server.answers import Answers
-from tests.generation import DATASET, SHARD, Run, await_progress, prompts, servers, target_folder
+from tests.generation import DATASET, SHARD, Run, answered_whole, await_progress, prompts, servers, target_folder
 
 
 def here(run: Run, capfd: pytest.CaptureFixture, **options: str) -> tuple[int, str]:
@@ -154,12 +154,7 @@ def test_a_broken_engine_gets_no_prompts(tmp_path, capfd):
         assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
 
 
-# One token for ever, or a refusal of everything.
-breaks = pytest.mark.parametrize("fault", ["nan_bang", "400_overlong_input"])
-
-
-@breaks
-def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(fault, tmp_path):
+def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(tmp_path):
     """Nobody knows whether the engine was still well when it gave them."""
     with servers(tmp_path, 2, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
         run = Run(tmp_path, prompts(100), [s.url for s in fleet], concurrency=16, answers=Answers(9))
@@ -167,7 +162,7 @@ def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(fault, t
         assert await_progress(job, lambda: len(run.journalled()) >= 30)
         job.kill()
         job.wait()
-        fleet[0].control(faults={fault: 1.0})
+        fleet[0].control(faults={"nan_bang": 1.0})
         assert run.finish() == 0, run.log()
         assert re.search(rf"{fleet[0].url} fails its canary: .*; [1-9]\d* answers since its last good one", run.log())
         assert run.check().total() == 100
@@ -194,20 +189,69 @@ def test_prompts_that_have_left_are_neither_counted_nor_asked_again(tmp_path):
         assert progress["completed"] + progress["failed"] == len(run.rows)
 
 
-@breaks
-def test_answers_of_an_engine_that_broke_are_asked_again(fault, tmp_path):
+def test_answers_of_an_engine_that_broke_are_asked_again(tmp_path):
     """The engine breaks after a while, silently; what it answered since its last good canary is not believed."""
     with servers(tmp_path, 2, Answers(8), dialect="llamacpp", tokens_per_second=300) as fleet:
         run = Run(tmp_path, prompts(150), [s.url for s in fleet], concurrency=16, answers=Answers(8))
         job = run.start()
         assert await_progress(job, lambda: len(run.journalled()) >= 30)
-        fleet[0].control(faults={fault: 1.0})
+        fleet[0].control(faults={"nan_bang": 1.0})
         assert job.wait(120) == 0, run.log()
         assert "fails its canary" in run.log()
         assert run.check().total() == 150
         rows = run.completions()
-        assert not [row for row in rows if row.outcome in ("repetition", "prompt_too_long")]
+        assert not [row for row in rows if row.outcome == "repetition"]
         assert {turn.endpoint for row in rows for turn in row.turns} == {fleet[1].url}
+
+
+def test_refusals_of_a_server_that_refuses_everything_are_asked_again_and_its_answers_stay(tmp_path):
+    """A broken server, a bad key, an empty balance: HTTP 400 to all prompts, and to the canary."""
+    with servers(tmp_path, 2, Answers(8), dialect="llamacpp", tokens_per_second=300) as fleet:
+        run = Run(tmp_path, prompts(150), [s.url for s in fleet], concurrency=16, answers=Answers(8))
+        job = run.start()
+        assert await_progress(job, lambda: len(run.journalled()) >= 30)
+        fleet[0].control(faults={"400_overlong_input": 1.0})
+        assert job.wait(120) == 0, run.log()
+        assert f"{fleet[0].url} refuses its canary: HTTP 400" in run.log()
+        outcomes = run.check()
+        assert (outcomes.total(), outcomes["prompt_too_long"]) == (150, 0)
+        assert max(answered_whole(run, fleet).values()) == 1
+        assert {turn.endpoint for row in run.completions() for turn in row.turns} == {s.url for s in fleet}
+
+
+def test_a_refused_canary_says_nothing_of_what_an_earlier_job_was_answered(tmp_path):
+    """A bad key at the second start: nothing that was paid is asked again."""
+    with servers(tmp_path, 1, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
+        config = {"transport": {"outage_seconds": 1}}
+        run = Run(tmp_path, prompts(60), [fleet[0].url], concurrency=16, answers=Answers(9), config=config)
+        job = run.start()
+        assert await_progress(job, lambda: len(run.journalled()) >= 30)
+        job.kill()
+        job.wait()
+        fleet[0].control(faults={"400_overlong_input": 1.0})
+        assert run.finish() == 1
+        assert "refuses its canary: HTTP 400" in run.log()
+        safe = run.journalled()
+        fleet[0].control(faults={})
+        mark = fleet[0].count()
+        assert run.finish() == 0, run.log()
+        assert run.check().total() == 60
+        assert not {line["prompt"] for line in fleet[0].served()[mark:]} & {run.digests[id] for id in safe}
+
+
+def test_settings_that_every_prompt_is_refused_for_stop_the_job(tmp_path, capfd):
+    """The canary has settings of its own, and passes."""
+    with servers(tmp_path, 1, Answers(6), dialect="sglang", most_tokens=100) as fleet:
+        run = Run(tmp_path, prompts(60), [fleet[0].url], kind="sglang", answers=Answers(6), max_tokens=400)
+        code, said = here(run, capfd)
+        assert code == 1
+        assert "the first 20 prompts were all refused, none was answered: HTTP 400" in said
+        assert run.journalled() == set()
+        run.rows = run.rows[:5]
+        run.write_prompts(run.target.provenance())
+        code, said = here(run, capfd)  # so few may be refused for what they are
+        assert code == 0, said
+        assert Counter(row.outcome for row in run.completions()) == {"rejected": 5}
 
 
 def test_a_signal_ends_the_job_quickly_and_keeps_what_arrived(tmp_path):

@@ -175,8 +175,11 @@ def test_grown_source_keeps_finished_prompts_in_their_shards(run):
     source = run.write("a.jsonl", asks(30))
     assert run(configured({"source": source})) == 0
     before = {prompt.id: shard_of(prompt.id, SHARDS) for prompt in run.prompts()}
-    run.write("a.jsonl", [*asks(10, "New"), *asks(30)])
+    # The same questions again, written otherwise: they take nobody's place.
+    again = [{"prompt": row["prompt"].upper()} for row in asks(30)]
+    run.write("a.jsonl", [*asks(10, "New"), *asks(30), *again])
     assert run(configured({"source": source})) == 0
+    assert run.reasons() == {"duplicate": 30}
     after = {prompt.id: shard_of(prompt.id, SHARDS) for prompt in run.prompts()}
     assert before.items() < after.items()
 

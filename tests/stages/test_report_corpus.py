@@ -49,7 +49,8 @@ class Outline(html.parser.HTMLParser):
 def report(run):
     """(page, its text in one line, findings by level)."""
     output = run.folder / "report.html"
-    levels = write_report(run.config, run.results, output, clock=lambda: datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+    findings = write_report(run.config, run.results, output, clock=lambda: datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+    levels = {level: sum(finding.level == level for finding in findings) for level in ("wrong", "look", "note")}
     page = output.read_text(encoding="utf-8")
     return page, " ".join(" ".join(Outline(page).text).split()), levels
 

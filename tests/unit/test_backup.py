@@ -77,7 +77,7 @@ def test_backups_cost_no_space_where_links_work(place):
 
 def test_no_corpus_yet(place):
     assert place.back_up() is None
-    assert place.said == [f"backup: there is no corpus at {place.training}"]
+    assert place.said == [f"backup: no corpus yet at {place.training}: nothing to save"]
 
 
 def test_the_same_version_is_kept_once_and_old_versions_leave(place):

@@ -1,6 +1,7 @@
 """Canaries and supervision: endpoints are used only while they answer sensibly, and distrusted backwards."""
 
 import asyncio
+import random
 import re
 
 import orjson
@@ -50,8 +51,8 @@ def canary(tmp_path):
     return Canary(config(), TARGET, adapter_for(config()), None, tmp_path)
 
 
-def judged(one: Canary, ids: list[int]) -> str | None:
-    return one.judge(Answer("stop", output_ids=ids))
+def judged(one: Canary, ids: list[int], url: str = "http://u0") -> str | None:
+    return one.judge(url, Answer("stop", output_ids=ids))
 
 
 def test_a_model_that_knew_the_answer_must_go_on_knowing_it(canary):
@@ -64,20 +65,30 @@ def test_a_model_that_never_knew_it_is_not_blamed(canary):
     assert judged(canary, NOISE) is None
 
 
-def test_a_broken_endpoint_that_comes_first_does_not_excuse_itself(canary):
-    assert judged(canary, NOISE) is None
-    assert [judged(canary, GOOD) for _ in range(4)] == [None] * 4  # of the others
-    assert judged(canary, NOISE) is None
-    assert [judged(canary, GOOD) for _ in range(5)] == [None] * 5
+def test_each_endpoint_is_held_to_what_it_has_shown_itself(canary):
+    """A server that is well but answers otherwise (another quantization) is not blamed for what others know."""
+    assert judged(canary, GOOD) is None
+    assert judged(canary, NOISE, "http://u1") is None
+    assert judged(canary, NOISE, "http://u1") is None
     assert "was answered well before" in judged(canary, NOISE)
     assert "was answered well before" in judged(canary, NOISE)  # however often it is tested again
 
 
-def test_later_jobs_know_what_the_model_knows(canary, tmp_path):
+def test_a_model_that_knows_it_now_and_then_is_soon_left_alone(canary, tmp_path):
+    dice = random.Random(5)
+    blamed = [judged(canary, GOOD if dice.random() < 0.5 else NOISE) is not None for _ in range(200)]
+    assert sum(blamed) <= 5
+    judged(canary, NOISE)
+    assert judged(Canary(config(), TARGET, adapter_for(config()), None, tmp_path), NOISE) is None
+
+
+def test_later_jobs_know_what_an_endpoint_knows(canary, tmp_path):
     """Else the engine that broke before a job was killed would pass the next one's first canary."""
     judged(canary, GOOD)
     later = Canary(config(), TARGET, adapter_for(config()), None, tmp_path)
     assert "was answered well before" in judged(later, NOISE)
+    assert f"delete {tmp_path / 'canaries'}/" in judged(later, NOISE)
+    assert judged(later, NOISE, "http://u1") is None
     other = Canary(config(served_model="another"), TARGET, adapter_for(config()), None, tmp_path)
     assert judged(other, NOISE) is None
 
@@ -87,9 +98,8 @@ def test_an_id_outside_the_vocabulary_is_no_answer(canary):
 
 
 def test_text_answers_are_judged_by_their_text(canary):
-    one = canary
-    assert one.judge(Answer("stop", text="4", reasoning="Hm.")) is None
-    assert one.judge(Answer("stop", text=" ")) == "an empty answer"
+    assert canary.judge("http://u0", Answer("stop", text="4", reasoning="Hm.")) is None
+    assert canary.judge("http://u0", Answer("stop", text=" ")) == "an empty answer"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +176,7 @@ class House:
     def prove(self, server):
         self.proven.append((server.url, server.trusted))
 
-    def distrust(self, server):
+    def distrust(self, server, *, refusals=False):
         self.distrusted.append((server.unproven, server.trusted))
         server.unproven = 0
 
@@ -365,4 +375,6 @@ def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_g
     with pytest.raises(UserError, match=r"no endpoint has worked for 4000 s \(http://u0: can't connect\)"):
         asyncio.run(house.supervisor._follow())
     assert len(house.lines) == 1
-    assert re.search(r"no endpoint works \(http://u0: .+\): tried again, for 3600 s at most", house.lines[0])
+    assert re.search(
+        r"no endpoint (works|has answered yet) \(http://u0: .+\): tried again, for 3600 s at most", house.lines[0]
+    )

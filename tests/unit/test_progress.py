@@ -43,6 +43,9 @@ def test_the_line_of_the_issue():
 
 def test_retries_are_told_apart_from_errors():
     assert "err 2 · " in line("x", Figures(failed=2, retried=980))
+    cut = Figures(completed=9, outcomes={"ok": 5, "length": 4})
+    assert line("x", cut).startswith("x 9/0 ok 9 err 0 · ")
+    assert " · 4 cut · " in line("x", cut)
     assert " · 980 retried · " in line("x", Figures(failed=2, retried=980))
 
 

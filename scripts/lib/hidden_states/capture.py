@@ -166,11 +166,11 @@ class Pass:
         self.reading.discard(row.id)
         tainted = row.id in self.tainted
         self.tainted.discard(row.id)
-        if isinstance(result, Failure):
-            return await self._failed(piece, server, request.id, result)
         if tainted:
             self.store.forget(row.id, self.capture.tensor)
             return 0.0
+        if isinstance(result, Failure):
+            return await self._failed(piece, server, request.id, result)
         if result is not None:
             self.stored[row.id] = result
         self.done[row.id] = tokens
@@ -204,14 +204,15 @@ class Pass:
     def prove(self, server: Server) -> None:
         """Nothing to note: a later job asks for whole files only."""
 
-    def distrust(self, server: Server) -> None:
-        """Ask again what an endpoint returned since its last good canary."""
+    def distrust(self, server: Server, *, refusals: bool = False) -> None:
+        """Ask again what an endpoint returned, or only what it refused, since its last good canary."""
         if not server.unproven:
             return
-        server.unproven = 0
         doubtful = {id for id, (url, at) in self.arrived.items() if url == server.url and at >= server.trusted}
-        ids = doubtful & (self.done.keys() | self.failed.keys())
-        self.tainted |= doubtful & self.reading
+        ids = doubtful & (self.failed.keys() if refusals else self.done.keys() | self.failed.keys())
+        server.unproven = max(0, server.unproven - len(ids)) if refusals else 0
+        if not refusals:
+            self.tainted |= doubtful & self.reading
         for id in ids:
             self.store.forget(id, self.capture.tensor)
             self.done.pop(id, None)

@@ -18,7 +18,7 @@ from scripts.lib.report.answers import Turns
 from scripts.lib.report.comparisons import changed, earlier_mean
 from scripts.lib.report.costs import Speed, generation_speed, rule_costs, union
 from scripts.lib.report.excerpts import excerpts, refused
-from scripts.lib.report.finding import LOOK, NOTE, WRONG
+from scripts.lib.report.finding import LOOK, NOTE, WRONG, Finding
 from scripts.lib.report.findings import CHECKED, findings
 from scripts.lib.report.ledger import ledger_of
 from scripts.lib.report.lengths import Lengths
@@ -34,8 +34,8 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def write_report(config: Config, results: Path, output: Path, clock: Callable[[], datetime] = now) -> dict[str, int]:
-    """Write the report of the run in `results` to `output`. Returns the number of findings by level.
+def write_report(config: Config, results: Path, output: Path, clock: Callable[[], datetime] = now) -> list[Finding]:
+    """Write the report of the run in `results` to `output`. Returns the findings, the worst first.
 
     A stage that hasn't run is shown as not done. Memory holds one row group, whatever the size of the run.
     Raises UserError when `results` is not there, or a file in it is broken.
@@ -80,7 +80,7 @@ def write_report(config: Config, results: Path, output: Path, clock: Callable[[]
         )
     )
     durable.write_bytes(output, page.encode())
-    return {level: sum(finding.level == level for finding in found) for level in (WRONG, LOOK, NOTE)}
+    return found
 
 
 def _environment() -> jinja2.Environment:
