@@ -152,25 +152,20 @@ class Supervisor:
             if isinstance(problem, Failure):
                 self._unreachable(server, problem)
                 return
-            if isinstance(problem, Refused):
-                self._refused(server, problem)
-                return
-            self.say(f"{server.url} fails its canary: {problem}; {server.unproven} answers since its last good one")
+            # Refused (a bad key, an empty balance, a broken server): answers that came before are as good as ever.
+            refused = isinstance(problem, Refused)
+            if refused:
+                reason = f"refuses its canary: {problem.reason}"
+                self.say(f"{server.url} {reason}; what it has refused since its last good one is asked again")
+            else:
+                reason = f"fails its canary: {problem}"
+                self.say(f"{server.url} {reason}; {server.unproven} answers since its last good one")
             if server.status == "ready":
-                self.pool.take_out(server, f"fails its canary: {problem}")
-            self.answers.distrust(server)
-            self.pool.postpone(server, f"fails its canary: {problem}")
+                self.pool.take_out(server, reason)
+            self.answers.distrust(server, refusals=refused)
+            self.pool.postpone(server, reason)
         finally:
             server.testing = False
-
-    def _refused(self, server: Server, problem: Refused) -> None:
-        """A bad key, an empty balance, a broken server: answers that came before are as good as ever."""
-        reason = f"refuses its canary: {problem.reason}"
-        self.say(f"{server.url} {reason}; what it has refused since its last good one is asked again")
-        if server.status == "ready":
-            self.pool.take_out(server, reason)
-        self.answers.distrust(server, refusals=True)
-        self.pool.postpone(server, reason)
 
     async def _probe(self, server: Server) -> bool:
         facts = await self.canary.probe(server.url)

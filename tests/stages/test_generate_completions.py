@@ -154,14 +154,18 @@ def test_a_broken_engine_gets_no_prompts(tmp_path, capfd):
         assert {turn.endpoint for row in run.completions() for turn in row.turns} == {fleet[1].url}
 
 
+def kill_after_thirty_answers(run: Run) -> None:
+    job = run.start()
+    assert await_progress(job, lambda: len(run.journalled()) >= 30)
+    job.kill()
+    job.wait()
+
+
 def test_answers_that_a_killed_job_left_unproven_fall_with_a_bad_canary(tmp_path):
     """Nobody knows whether the engine was still well when it gave them."""
     with servers(tmp_path, 2, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
         run = Run(tmp_path, prompts(100), [s.url for s in fleet], concurrency=16, answers=Answers(9))
-        job = run.start()
-        assert await_progress(job, lambda: len(run.journalled()) >= 30)
-        job.kill()
-        job.wait()
+        kill_after_thirty_answers(run)
         fleet[0].control(faults={"nan_bang": 1.0})
         assert run.finish() == 0, run.log()
         assert re.search(rf"{fleet[0].url} fails its canary: .*; [1-9]\d* answers since its last good one", run.log())
@@ -173,10 +177,7 @@ def test_prompts_that_have_left_are_neither_counted_nor_asked_again(tmp_path):
     """Half of the shard leaves after a kill, and the canary of the server that had answered them fails."""
     with servers(tmp_path, 2, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
         run = Run(tmp_path, prompts(100), [s.url for s in fleet], concurrency=16, answers=Answers(9))
-        job = run.start()
-        assert await_progress(job, lambda: len(run.journalled()) >= 30)
-        job.kill()
-        job.wait()
+        kill_after_thirty_answers(run)
         answered = run.journalled()
         run.rows = [row for row in run.rows if row.id not in answered]
         run.write_prompts(run.target.provenance())
@@ -224,10 +225,7 @@ def test_a_refused_canary_says_nothing_of_what_an_earlier_job_was_answered(tmp_p
     with servers(tmp_path, 1, Answers(9), dialect="llamacpp", tokens_per_second=300) as fleet:
         config = {"transport": {"outage_seconds": 1}}
         run = Run(tmp_path, prompts(60), [fleet[0].url], concurrency=16, answers=Answers(9), config=config)
-        job = run.start()
-        assert await_progress(job, lambda: len(run.journalled()) >= 30)
-        job.kill()
-        job.wait()
+        kill_after_thirty_answers(run)
         fleet[0].control(faults={"400_overlong_input": 1.0})
         assert run.finish() == 1
         assert "refuses its canary: HTTP 400" in run.log()
