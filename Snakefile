@@ -16,15 +16,15 @@ min_version("9.27")
 sys.path.insert(0, workflow.basedir)
 shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.basedir))}:${{{{PYTHONPATH:-}}}}; ")
 
-from scripts.lib import durable
-from scripts.lib.config import EXPORT_FORMATS
-from scripts.lib.config_file import parse_config
-from scripts.lib.stage_settings import stage_settings
-from scripts.lib.errors import UserError, explain
+from scripts.lib.core import durable
+from scripts.lib.config.model import EXPORT_FORMATS
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.stage_settings import stage_settings
+from scripts.lib.core.errors import UserError, explain
 from scripts.lib.hidden_states.plan import dry_run as hidden_states_plan
 from scripts.lib.hidden_states.plan import require_engine as require_hidden_states_engine
-from scripts.lib.server_environment import names as environment_names
-from scripts.lib.sources import evaluation_files, local_files
+from scripts.lib.doctor.environment import names as environment_names
+from scripts.lib.prompts.sources import evaluation_files, local_files
 
 # Your own --configfile replaces the example instead of being mixed into its datasets.
 if not workflow.configfiles:

@@ -35,12 +35,12 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from scripts.lib.answered import Answered
-from scripts.lib.completions import Shard, generate
-from scripts.lib.config_file import parse_config
-from scripts.lib.records import Message, Prompt, read_rows, write_rows
-from scripts.lib.target import Target, load_target
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.completions.answers import Answered
+from scripts.lib.completions.generate import Shard, generate
+from scripts.lib.config.file import parse_config
+from scripts.lib.core.records import Message, Prompt, read_rows, write_rows
+from scripts.lib.target.model import Target, load_target
+from scripts.lib.target.prepare import prepare_target
 
 WORDS = [
     "river",

@@ -31,16 +31,16 @@ from pathlib import Path
 import orjson
 
 from benchmarks.virtual_time import VirtualLoop
-from scripts.lib.answered import Answered
-from scripts.lib.chat import add_text
-from scripts.lib.completions import Generation, Shard
-from scripts.lib.config import Config
-from scripts.lib.config_file import parse_config
+from scripts.lib.completions.answers import Answered
+from scripts.lib.completions.generate import Generation, Shard
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Config
+from scripts.lib.config.stage_settings import identity
+from scripts.lib.core.records import Message, Prompt, write_rows
 from scripts.lib.engines.base import Call, Failure, Reply
-from scripts.lib.records import Message, Prompt, write_rows
-from scripts.lib.stage_settings import identity
-from scripts.lib.target import Target
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.target.model import Target
+from scripts.lib.target.output import add_text
+from scripts.lib.target.prepare import prepare_target
 
 SCALE = 16
 SLOTS = 72

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scripts.lib import records
-from scripts.lib.config_file import parse_config
-from scripts.lib.merge import merge
+from scripts.lib.config.file import parse_config
+from scripts.lib.core import records
+from scripts.lib.training.merge import merge
 
 VOCABULARY = 151_936
 GROUP = 1024

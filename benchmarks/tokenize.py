@@ -21,12 +21,12 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from scripts.lib.config import Config
-from scripts.lib.config_file import parse_config
-from scripts.lib.records import Message, Prompt, Sample, read_rows, write_rows
-from scripts.lib.samples import ROWS_AT_ONCE, from_conversations, tokenize_conversations
-from scripts.lib.target import Target
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Config
+from scripts.lib.core.records import Message, Prompt, Sample, read_rows, write_rows
+from scripts.lib.target.model import Target
+from scripts.lib.target.prepare import prepare_target
+from scripts.lib.tokens.samples import ROWS_AT_ONCE, from_conversations, tokenize_conversations
 
 
 def generate(target: Target, conversations: int, turns: int, words: int, seed: int) -> list[Prompt]:

@@ -9,11 +9,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib import durable
-from scripts.lib.backup import back_up, copy_elsewhere, receipt
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import entry
 from scripts.lib.stores import open_store
+from scripts.lib.training.backup import back_up, copy_elsewhere, receipt
 
 
 @entry

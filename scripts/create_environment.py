@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.errors import entry
-from scripts.lib.server_environment import create_environment, lock_environment, names
+from scripts.lib.core.errors import entry
+from scripts.lib.doctor.environment import create_environment, lock_environment, names
 
 
 @entry

@@ -4,10 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib import durable, progress
-from scripts.lib.config import Config
-from scripts.lib.config_reference import reference_text, schema
-from scripts.lib.errors import entry
+from scripts.lib.completions import progress
+from scripts.lib.config.model import Config
+from scripts.lib.config.reference import reference_text, schema
+from scripts.lib.core import durable
+from scripts.lib.core.errors import entry
 
 
 @entry

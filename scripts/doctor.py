@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
 from scripts.lib.doctor.report import examine
-from scripts.lib.errors import entry
 
 
 @entry

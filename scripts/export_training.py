@@ -8,9 +8,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.errors import entry
+from scripts.lib.core.errors import entry
 from scripts.lib.exports import FORMATS, export
-from scripts.lib.target import load_target
+from scripts.lib.target.model import load_target
 
 
 @entry

@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib import durable
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import entry
 from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states.choice import choose
 from scripts.lib.hidden_states.extract import extract, receipt

@@ -8,9 +8,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.completions import Shard, generate
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
+from scripts.lib.completions.generate import Shard, generate
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
 
 
 @entry

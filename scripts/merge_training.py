@@ -8,10 +8,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib import durable
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
-from scripts.lib.merge import merge, receipt
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import entry
+from scripts.lib.training.merge import merge, receipt
 
 
 @entry

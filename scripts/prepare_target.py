@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
+from scripts.lib.target.prepare import prepare_target
 
 
 @entry

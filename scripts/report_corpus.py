@@ -8,8 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
 from scripts.lib.report import write_report
 
 

@@ -8,10 +8,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.backup import all_backups, fetch, names_elsewhere, restore
-from scripts.lib.config import Upload
-from scripts.lib.errors import entry
+from scripts.lib.config.model import Upload
+from scripts.lib.core.errors import entry
 from scripts.lib.stores import open_store
+from scripts.lib.training.backup import all_backups, fetch, names_elsewhere, restore
 
 
 @entry

@@ -5,8 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
 from scripts.lib.fleet.serve import serve
 
 

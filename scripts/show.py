@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.lib.errors import UserError, entry
-from scripts.lib.show import find_samples, show
-from scripts.lib.target import load_target
+from scripts.lib.core.errors import UserError, entry
+from scripts.lib.report.show import find_samples, show
+from scripts.lib.target.model import load_target
 
 
 @entry

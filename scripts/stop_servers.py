@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.errors import entry
+from scripts.lib.core.errors import entry
 from scripts.lib.fleet.stop import stop_servers
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.lib import durable
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
-from scripts.lib.statistics import write_token_frequencies
-from scripts.lib.summary import print_tables, require_acceptable, summarize
-from scripts.lib.target import load_target
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import entry
+from scripts.lib.target.model import load_target
+from scripts.lib.validated.statistics import write_token_frequencies
+from scripts.lib.validated.summary import print_tables, require_acceptable, summarize
 
 
 @entry

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
-from scripts.lib.samples import tokenize_completions
-from scripts.lib.target import load_target
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
+from scripts.lib.target.model import load_target
+from scripts.lib.tokens.samples import tokenize_completions
 
 
 @entry

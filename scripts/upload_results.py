@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import UserError, entry
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import UserError, entry
+from scripts.lib.exports.upload import Uploader
 from scripts.lib.stores import open_store
-from scripts.lib.upload import Uploader
 
 
 @entry

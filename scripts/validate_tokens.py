@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import entry
-from scripts.lib.target import load_target
-from scripts.lib.validate import Shard, validate_tokens
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import entry
+from scripts.lib.target.model import load_target
+from scripts.lib.validated.validate import Shard, validate_tokens
 
 
 @entry

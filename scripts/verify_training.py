@@ -8,8 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.errors import UserError, entry
-from scripts.lib.manifest import verify
+from scripts.lib.core.errors import UserError, entry
+from scripts.lib.training.manifest import verify
 
 
 @entry

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from scripts.lib import durable
-from scripts.lib.errors import UserError, entry
-from scripts.lib.progress import Figures, RunProgress, duration, short
+from scripts.lib.completions.progress import Figures, RunProgress, duration, short
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError, entry
 
 
 @entry

@@ -2,8 +2,8 @@
 
 import random
 
-from scripts.lib.records import Message, Sample
-from scripts.lib.target import Target
+from scripts.lib.core.records import Message, Sample
+from scripts.lib.target.model import Target
 
 WORDS = ["the", "cat", "river", "über", "東京", "proves", "that", "x", "=", "2", "Prague,", "purple", "engine"]
 

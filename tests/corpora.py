@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from scripts.lib import records
-from scripts.lib.config import Config
-from scripts.lib.config_file import parse_config
-from scripts.lib.merge import merge
-from scripts.lib.records import Message, Sample
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Config
+from scripts.lib.core import records
+from scripts.lib.core.records import Message, Sample
+from scripts.lib.training.merge import merge
 
 TARGET = {"name": "test", "revision": None, "tokenizer_hash": "t" * 16, "template_hash": "u" * 16, "vocab_size": 1000}
 

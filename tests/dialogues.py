@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Sequence
 
-from scripts.lib.config import Dataset
-from scripts.lib.records import Completion, Message, Sample, Turn
-from scripts.lib.samples import from_completion
-from scripts.lib.target import Target
+from scripts.lib.config.model import Dataset
+from scripts.lib.core.records import Completion, Message, Sample, Turn
+from scripts.lib.target.model import Target
+from scripts.lib.tokens.samples import from_completion
 from tests.families import FAMILIES, target
 
 DATASET = Dataset(data_class="B", source="x")

@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from scripts.lib.config_file import parse_config
-from scripts.lib.target import Target
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.config.file import parse_config
+from scripts.lib.target.model import Target
+from scripts.lib.target.prepare import prepare_target
 
 # Blank lines, indented code, digits and a few scripts, so that merges cross the places where templates glue.
 TEXT = """\

@@ -20,11 +20,11 @@ from typing import Any
 
 import orjson
 
-from scripts.lib.config_file import parse_config
-from scripts.lib.journal import scan
-from scripts.lib.records import Completion, Message, Prompt, read_rows, write_rows
-from scripts.lib.target import Target, load_target
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.completions.journal import scan
+from scripts.lib.config.file import parse_config
+from scripts.lib.core.records import Completion, Message, Prompt, read_rows, write_rows
+from scripts.lib.target.model import Target, load_target
+from scripts.lib.target.prepare import prepare_target
 from tests.fault_server.answers import Answers, digest, text_of
 
 PROJECT = Path(__file__).resolve().parents[1]

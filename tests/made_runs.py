@@ -8,18 +8,18 @@ from pathlib import Path
 
 import orjson
 
-from scripts.lib import durable
-from scripts.lib.config import Config
-from scripts.lib.config_file import parse_config
-from scripts.lib.merge import merge, receipt
-from scripts.lib.progress import Figures, ProgressFile
-from scripts.lib.prompts import prepare_prompts
-from scripts.lib.records import Completion, Message, Prompt, Turn, read_rows, write_rows
-from scripts.lib.samples import tokenize_completions, tokenize_conversations
-from scripts.lib.stage_settings import stage_settings
-from scripts.lib.summary import summarize
-from scripts.lib.target import Target, load_target
-from scripts.lib.validate import Shard, validate_tokens
+from scripts.lib.completions.progress import Figures, ProgressFile
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Config
+from scripts.lib.config.stage_settings import stage_settings
+from scripts.lib.core import durable
+from scripts.lib.core.records import Completion, Message, Prompt, Turn, read_rows, write_rows
+from scripts.lib.prompts.prepare import prepare_prompts
+from scripts.lib.target.model import Target, load_target
+from scripts.lib.tokens.samples import tokenize_completions, tokenize_conversations
+from scripts.lib.training.merge import merge, receipt
+from scripts.lib.validated.summary import summarize
+from scripts.lib.validated.validate import Shard, validate_tokens
 from tests.generation import MODEL, WORDS, target_folder
 
 SHARDS = 2

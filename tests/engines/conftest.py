@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scripts import create_environment
-from scripts.lib import embedded
-from scripts.lib.provenance import PROJECT
+from scripts.lib.core.provenance import PROJECT
+from scripts.lib.target import embedded
 
 ENVIRONMENTS = PROJECT / ".venvs"
 

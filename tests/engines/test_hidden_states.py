@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from scripts.lib import durable
+from scripts.lib.core import durable
 from tests.workflow.project import Project
 
 pytestmark = pytest.mark.engines

@@ -10,8 +10,8 @@ import pytest
 import requests
 
 from scripts import prepare_target
-from scripts.lib import durable
-from scripts.lib.config_file import load_config
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
 from scripts.lib.fleet.lease import lease
 from scripts.lib.fleet.server import free_port
 from tests.fault_server.answers import Answers

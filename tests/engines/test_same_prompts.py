@@ -17,15 +17,15 @@ import pytest
 import requests
 
 from scripts import prepare_prompts, prepare_target
-from scripts.lib import durable
-from scripts.lib.config import Config, Sampling
-from scripts.lib.config_file import load_config
+from scripts.lib.config.file import load_config
+from scripts.lib.config.model import Config, Sampling
+from scripts.lib.core import durable
+from scripts.lib.core.provenance import PROJECT
+from scripts.lib.core.records import Message, Prompt, read_rows
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Reply, Request
 from scripts.lib.fleet.lease import lease
-from scripts.lib.provenance import PROJECT
-from scripts.lib.records import Message, Prompt, read_rows
-from scripts.lib.target import Target, load_target
+from scripts.lib.target.model import Target, load_target
 
 pytestmark = pytest.mark.engines
 

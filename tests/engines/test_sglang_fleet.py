@@ -8,9 +8,9 @@ import pytest
 import requests
 
 from scripts import prepare_target, stop_servers
-from scripts.lib import durable
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import UserError
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.launch.sglang import installed_help, mamba_flag
 from scripts.lib.fleet.lease import lease

@@ -10,13 +10,13 @@ import pytest
 import requests
 
 from scripts import generate_completions, prepare_prompts, prepare_target, stop_servers
-from scripts.lib import durable
-from scripts.lib.config_file import load_config
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.provenance import PROJECT
+from scripts.lib.core.records import Completion, Message, Prompt, read_provenance, read_rows
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.lease import lease
-from scripts.lib.provenance import PROJECT
-from scripts.lib.records import Completion, Message, Prompt, read_provenance, read_rows
-from scripts.lib.target import load_target
+from scripts.lib.target.model import load_target
 from tests.help_options import options, recorded
 from tests.stages.test_fleet import until
 

@@ -64,7 +64,7 @@ class FaultServer:
         self.log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if settings.log else None
         self.target: Any = None
         if settings.target:
-            from scripts.lib.target import load_target
+            from scripts.lib.target.model import load_target
 
             self.target = load_target(settings.target)
 
@@ -119,7 +119,7 @@ class FaultServer:
         """Prompt ids of a chat request; without a target its bytes serve as ids."""
         if self.target is None:
             return list(orjson.dumps(body["messages"], option=orjson.OPT_SORT_KEYS))
-        from scripts.lib.records import Message
+        from scripts.lib.core.records import Message
 
         messages = [Message(message["role"], message["content"]) for message in body["messages"]]
         return self.target.render(messages, orjson.dumps(body["tools"]).decode() if body.get("tools") else None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.lib.provenance import PROJECT
+from scripts.lib.core.provenance import PROJECT
 
 GPUS = 2
 CLUSTER = "drafter-corpus-test"

@@ -12,10 +12,10 @@ import orjson
 import psutil
 import pytest
 
-from scripts.lib import records
-from scripts.lib.journal import scan
-from scripts.lib.records import Completion, Prompt
-from scripts.lib.target import load_target
+from scripts.lib.completions.journal import scan
+from scripts.lib.core import records
+from scripts.lib.core.records import Completion, Prompt
+from scripts.lib.target.model import load_target
 from tests.fault_server.answers import Answers, digest
 from tests.generation import servers
 from tests.slurm.conftest import Slurm

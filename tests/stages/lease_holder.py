@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from scripts.lib.config_file import load_config
-from scripts.lib.errors import UserError
+from scripts.lib.config.file import load_config
+from scripts.lib.core.errors import UserError
 from scripts.lib.fleet.lease import lease
 
 

@@ -16,11 +16,12 @@ import pytest
 import requests
 
 from scripts import stop_servers
-from scripts.lib import durable, embedded
+from scripts.lib.core import durable
+from scripts.lib.core.provenance import PROJECT
 from scripts.lib.fleet import processes
-from scripts.lib.fleet.meeting import Meeting
+from scripts.lib.fleet.folder import Meeting
 from scripts.lib.fleet.processes import ended
-from scripts.lib.provenance import PROJECT
+from scripts.lib.target import embedded
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> object:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scripts import generate_completions
-from scripts.lib.records import read_provenance
+from scripts.lib.core.records import read_provenance
 from tests.fault_server.answers import Answers
 from tests.generation import DATASET, SHARD, Run, answered_whole, await_progress, prompts, servers, target_folder
 

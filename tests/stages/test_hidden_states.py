@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from scripts import extract_hidden_states
-from scripts.lib import durable
-from scripts.lib.backlog import Backlog
-from scripts.lib.config_file import load_config
+from scripts.lib.client.backlog import Backlog
+from scripts.lib.client.pool import Pool, Server
+from scripts.lib.client.sending import Sender
+from scripts.lib.config.file import load_config
+from scripts.lib.core import durable
+from scripts.lib.core.provenance import PROJECT
 from scripts.lib.engines.base import Reply
 from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states import choice, tensor_file
 from scripts.lib.hidden_states.capture import Pass, Piece
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Store
-from scripts.lib.pool import Pool, Server
-from scripts.lib.provenance import PROJECT
-from scripts.lib.sending import Sender
-from scripts.lib.target import load_target
+from scripts.lib.target.model import load_target
 from tests.corpora import config as corpus_config
 from tests.corpora import corpus, rows_of, sample, shard
 from tests.fault_server.answers import HIDDEN_SIZE, LAST, Answers, digest, states_of

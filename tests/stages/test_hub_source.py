@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import constants
 
 from scripts import prepare_prompts, prepare_target
-from scripts.lib.provenance import PROJECT
+from scripts.lib.core.provenance import PROJECT
 from tests.hub_server import COMMIT, hub_server
 
 CARD = """---

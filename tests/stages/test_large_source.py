@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scripts import prepare_target
-from scripts.lib.provenance import PROJECT
+from scripts.lib.core.provenance import PROJECT
 
 MEGABYTES = 400
 ANSWER = "The same long answer, as it is not what counts here, only its length. " * 120

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from scripts import backup_training, restore_training, upload_results
-from scripts.lib import durable
-from scripts.lib.config import Upload
-from scripts.lib.errors import UserError
-from scripts.lib.sources import read_rows
-from scripts.lib.sources.remote import remote_files
+from scripts.lib.config.model import Upload
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.exports.upload import Uploader
+from scripts.lib.prompts.sources import read_rows
+from scripts.lib.prompts.sources.remote import remote_files
 from scripts.lib.stores import File, TransferError, open_store, s3
-from scripts.lib.upload import Uploader
 from tests.corpora import bytes_of, corpus
 from tests.object_store import BUCKET, KEYS, object_store
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from scripts import prepare_prompts as entry
 from scripts import prepare_target
-from scripts.lib.config_file import parse_config
-from scripts.lib.prompts import prepare_prompts
-from scripts.lib.records import Prompt, read_provenance, read_rows
-from scripts.lib.selection import prompt_key, shard_of
-from scripts.lib.sources.formats import Conversation
-from scripts.lib.spool import Spool
-from scripts.lib.target import load_target
+from scripts.lib.config.file import parse_config
+from scripts.lib.core.records import Prompt, read_provenance, read_rows
+from scripts.lib.prompts.candidates import Spool
+from scripts.lib.prompts.prepare import prepare_prompts
+from scripts.lib.prompts.selection import prompt_key, shard_of
+from scripts.lib.prompts.sources.formats import Conversation
+from scripts.lib.target.model import load_target
 
 SHARDS = 3
 
@@ -296,7 +296,7 @@ def test_mistakes_are_one_line(run, capfd, rows, sections, message):
 
 
 def test_wrong_format_is_found_before_the_end(run, capfd, monkeypatch):
-    monkeypatch.setattr("scripts.lib.prompts.HOPELESS_ROWS", 10)
+    monkeypatch.setattr("scripts.lib.prompts.prepare.HOPELESS_ROWS", 10)
     source = run.write("a.jsonl", [{"foo": n} for n in range(10)])
     with open(source, "a") as file:
         file.write("[\n" * 100)

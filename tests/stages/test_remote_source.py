@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.lib.config import Dataset
-from scripts.lib.errors import UserError
-from scripts.lib.sources import read_rows, source_files
-from scripts.lib.sources.remote import ATTEMPTS, Steady, without_secrets
+from scripts.lib.config.model import Dataset
+from scripts.lib.core.errors import UserError
+from scripts.lib.prompts.sources import read_rows, source_files
+from scripts.lib.prompts.sources.remote import ATTEMPTS, Steady, without_secrets
 from tests.hub_server import hub_server
 
 
@@ -30,7 +30,7 @@ def prompts(source):
 
 
 def test_files_of_a_web_server(hub, monkeypatch):
-    monkeypatch.setattr("scripts.lib.sources.remote.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("scripts.lib.prompts.sources.remote.BLOCK_BYTES", 4096)
     expected = [f"Question {n}?" for n in range(2000)]
     sink = io.BytesIO()
     pq.write_table(pa.table({"prompt": expected}), sink, row_group_size=300)
@@ -44,7 +44,7 @@ def test_files_of_a_web_server(hub, monkeypatch):
 
 
 def test_broken_connection_is_read_on(hub, monkeypatch):
-    monkeypatch.setattr("scripts.lib.sources.remote.BACKOFF_SECONDS", 0)
+    monkeypatch.setattr("scripts.lib.prompts.sources.remote.BACKOFF_SECONDS", 0)
     expected = [f"Question {n}?" for n in range(500)]
     hub.datasets["a/b"] = {"x.csv": ("prompt\n" + "\n".join(expected)).encode()}
     hub.cut["x.csv"] = 1000
@@ -64,7 +64,7 @@ def test_broken_connection_is_read_on(hub, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line_without_secrets(hub, monkeypatch, source, message):
-    monkeypatch.setattr("scripts.lib.sources.remote.BACKOFF_SECONDS", 0)
+    monkeypatch.setattr("scripts.lib.prompts.sources.remote.BACKOFF_SECONDS", 0)
     hub.datasets |= {"a/b": {"x.docx": b"x"}, "a/shut": {"x.csv": b"x"}}
     hub.gated["a/shut"] = "another"
     with pytest.raises(UserError, match=message) as raised:

@@ -11,8 +11,9 @@ import orjson
 import pytest
 
 from scripts import report_corpus
-from scripts.lib import backup, durable
+from scripts.lib.core import durable
 from scripts.lib.report.page import write_report
+from scripts.lib.training import backup
 from tests.made_runs import MadeRun
 
 VOID = {"meta", "br", "img", "link", "hr", "input", "path", "use", "rect"}

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts import prepare_target, summarize_validation, tokenize_completions, tokenize_conversations, validate_tokens
-from scripts.lib.records import Completion, Message, Prompt, Reject, Sample, read_provenance, read_rows, write_rows
+from scripts.lib.core.records import Completion, Message, Prompt, Reject, Sample, read_provenance, read_rows, write_rows
 from tests.dialogues import converse, said
 from tests.families import FAMILIES, build, target
 

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.lib import publish
-from scripts.lib.backup import all_backups, back_up, restore
-from scripts.lib.errors import UserError
-from scripts.lib.manifest import require_whole
+from scripts.lib.core.errors import UserError
+from scripts.lib.training import versions
+from scripts.lib.training.backup import all_backups, back_up, restore
+from scripts.lib.training.manifest import require_whole
 from tests.corpora import bytes_of, config, corpus, shards
 
 CALLS = {
@@ -107,9 +107,9 @@ class Place:
         self.paths = shards(folder / "validated", rows=6)
         self.old = corpus(self.results, config(seed=0, rows_per_part=13), self.paths).version
         self.old_bytes = bytes_of(self.training)
-        self.old_directory = publish.current(self.training)
+        self.old_directory = versions.current(self.training)
         self.merge()
-        self.new = publish.current(self.training).name
+        self.new = versions.current(self.training).name
         self.new_bytes = bytes_of(self.training)
 
     def merge(self):
@@ -119,14 +119,14 @@ class Place:
         back_up(self.training, self.backups, 1, lambda line: None, lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
     def to_old(self):
-        publish.swap(self.training, self.old_directory)
-        new = publish.corpora(self.training) / self.new
+        versions.swap(self.training, self.old_directory)
+        new = versions.corpora(self.training) / self.new
         if new.is_dir():
-            publish.remove(new)
+            versions.remove(new)
 
     def is_whole(self, *choices):
         assert bytes_of(self.training) in choices
-        for version in publish.versions(self.training):
+        for version in versions.versions(self.training):
             require_whole(version)
 
 
@@ -141,7 +141,7 @@ def test_merge_struck_at_every_call(place, kind):
         place.is_whole(place.old_bytes, place.new_bytes)
         place.merge()  # the next run finishes
         assert bytes_of(place.training) == place.new_bytes
-        assert list(publish.corpora(place.training).glob(f".*{publish.STAGING_SUFFIX}")) == []
+        assert list(versions.corpora(place.training).glob(f".*{versions.STAGING_SUFFIX}")) == []
 
     assert strikes(place.merge, place.results, place.to_old, check, kind) > 30
 
@@ -156,7 +156,7 @@ def test_backup_struck_at_every_call(place, kind):
     def reset():
         for one in all_backups(place.backups):
             if one.name != first.name:
-                publish.remove(place.backups / one.name)
+                versions.remove(place.backups / one.name)
         if not all_backups(place.backups):
             place.to_old()
             place.back_up()
@@ -172,7 +172,7 @@ def test_backup_struck_at_every_call(place, kind):
         (only,) = all_backups(place.backups)
         assert only.version == place.new
         # The old version is gone from corpora: bring it back for the next round.
-        publish.remove(place.backups / only.name)
+        versions.remove(place.backups / only.name)
         corpus(place.results, config(seed=0, rows_per_part=13), place.paths)
 
     assert strikes(place.back_up, place.results, reset, check, kind) > 10
@@ -187,7 +187,7 @@ def test_restore_struck_at_every_call(place, kind):
     def reset():
         place.merge()
         if place.old_directory.is_dir():
-            publish.remove(place.old_directory)
+            versions.remove(place.old_directory)
 
     def check(at):
         place.is_whole(place.old_bytes, place.new_bytes)
@@ -214,9 +214,9 @@ def test_merge_killed_at_100_random_moments(tmp_path):
     moments = random.Random(0)
     killed = 0
     for _ in range(100):
-        publish.swap(training, results / "corpora" / old.version)
+        versions.swap(training, results / "corpora" / old.version)
         if (results / "corpora" / new.version).is_dir():
-            publish.remove(results / "corpora" / new.version)
+            versions.remove(results / "corpora" / new.version)
         child = os.fork()
         if child == 0:
             corpus(results, config(seed=1), paths)

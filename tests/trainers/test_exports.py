@@ -6,13 +6,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from scripts.lib import durable
-from scripts.lib.config_file import parse_config
+from scripts.lib.config.file import parse_config
+from scripts.lib.core import durable
 from scripts.lib.exports import export
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Row, Store
-from scripts.lib.target import load_target
-from scripts.lib.tokenizer_sources import prepare_target
+from scripts.lib.target.model import load_target
+from scripts.lib.target.prepare import prepare_target
 from tests.conversations import answered, text, with_tools
 from tests.corpora import config, corpus, rows_of, shard
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from scripts.lib.provenance import PROJECT
+from scripts.lib.core.provenance import PROJECT
 
 
 def test_fleet_bench_answers_every_prompt_in_virtual_time():

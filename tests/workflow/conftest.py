@@ -10,7 +10,7 @@ import pytest
 
 ENGINE = """
 import threading, xllamacpp as xlc
-from scripts.lib.embedded import model_path
+from scripts.lib.target.embedded import model_path
 parameters = xlc.CommonParams()
 parameters.model.path = str(model_path())
 parameters.n_parallel, parameters.n_ctx, parameters.port = 8, 8 * 1024, 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from scripts.lib.fleet.meeting import Meeting
+from scripts.lib.fleet.folder import Meeting
 from scripts.lib.fleet.processes import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]

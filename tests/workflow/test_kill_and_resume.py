@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from scripts.lib.records import Completion, Prompt, read_rows
+from scripts.lib.core.records import Completion, Prompt, read_rows
 from tests.workflow.project import Project, kill_group, wait_for
 from tests.workflow.recording_proxy import recording
 

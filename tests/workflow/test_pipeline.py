@@ -9,7 +9,7 @@ import re
 import pytest
 import requests
 
-from scripts.lib.records import Completion, Prompt, Sample, read_rows
+from scripts.lib.core.records import Completion, Prompt, Sample, read_rows
 from tests.workflow.conftest import CONFIG
 from tests.workflow.project import Project
 from tests.workflow.recording_proxy import recording

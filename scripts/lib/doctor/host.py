@@ -9,7 +9,7 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.lib.config import Config
+from scripts.lib.config.model import Config
 from scripts.lib.doctor.findings import OK, PROBLEM, WARNING, Finding, run
 
 # First driver that runs each CUDA major version (CUDA compatibility guide, table "minor version compatibility").

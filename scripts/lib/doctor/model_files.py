@@ -5,11 +5,11 @@ from pathlib import Path
 
 import orjson
 
-from scripts.lib import embedded
-from scripts.lib.config import Config
+from scripts.lib.config.model import Config
+from scripts.lib.core.errors import UserError
 from scripts.lib.doctor.findings import OK, PROBLEM, WARNING, Finding
-from scripts.lib.errors import UserError
-from scripts.lib.gguf_header import read_header
+from scripts.lib.target import embedded
+from scripts.lib.target.gguf_header import read_header
 
 _INDEX = "model.safetensors.index.json"
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.lib.config import Config
+from scripts.lib.config.model import Config
+from scripts.lib.core.errors import UserError
 from scripts.lib.doctor import host, toolkit
 from scripts.lib.doctor.findings import PROBLEM, Finding, worst
 from scripts.lib.doctor.model_files import check_model
-from scripts.lib.errors import UserError
 
 
 def architecture_of(gpus: list[host.Gpu]) -> str:

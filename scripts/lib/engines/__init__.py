@@ -1,6 +1,6 @@
 """Engine adapters: pure functions between our prompts and each server's wire shapes."""
 
-from scripts.lib.config import Config
+from scripts.lib.config.model import Config
 from scripts.lib.engines.base import Adapter
 from scripts.lib.engines.llamacpp import LlamaCpp
 from scripts.lib.engines.openai import OpenAI

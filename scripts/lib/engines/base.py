@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from scripts.lib.config import Sampling
-from scripts.lib.records import Message
+from scripts.lib.config.model import Sampling
+from scripts.lib.core.records import Message
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from scripts.lib.config import Engine
+from scripts.lib.config.model import Engine
 from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.chat import read_choice, reasoning_of, wire_messages
+from scripts.lib.engines.chat_api import read_choice, reasoning_of, wire_messages
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
 _LARGEST_COST = 1e6  # US dollars that no answer costs

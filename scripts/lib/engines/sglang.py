@@ -6,9 +6,9 @@ turns it off. `sampling_seed` has an effect only with deterministic inference sw
 `input_ids` in place of the rendered messages; `return_token_ids` gives `response_token_ids`.
 """
 
-from scripts.lib.config import Engine
+from scripts.lib.config.model import Engine
 from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.chat import read_choice, reasoning_of, stop_id, wire_messages
+from scripts.lib.engines.chat_api import read_choice, reasoning_of, stop_id, wire_messages
 from scripts.lib.engines.errors import error_in_200, read_error
 from scripts.lib.engines.values import (
     as_count,

@@ -7,7 +7,7 @@ request whose client goes away is dropped by the server, there is no abort call.
 """
 
 from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.chat import read_choice, stop_id
+from scripts.lib.engines.chat_api import read_choice, stop_id
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, of_another, read_ids
 
 

@@ -8,11 +8,12 @@ rows. (Trainers load every JSON file of a folder, so the report lies beside the 
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.lib import durable, publish
-from scripts.lib.errors import UserError
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.exports import conversations, hub, sharegpt, tokens
 from scripts.lib.exports.corpus import Corpus, Report
-from scripts.lib.target import Target
+from scripts.lib.target.model import Target
+from scripts.lib.training import versions
 
 Export = Callable[[Corpus, Target, Path, Report], None]
 
@@ -42,7 +43,7 @@ def export(name: str, training: Path, target: Target, output: Path, say: Callabl
     # JSON spells out what Parquet packs: about six bytes a token, and text without compression.
     needed = size if name == "datasets" else 4 * size + 6 * corpus.manifest.totals["tokens"]
     durable.require_free_space(output.parent, needed, f"the export to {name}")
-    with publish.staging(output, replace=True) as folder:
+    with versions.staging(output, replace=True) as folder:
         FORMATS[name](corpus, target, folder, report)
         durable.write_json(folder / "export.json", report.as_json())
     for line in report.lines():

@@ -20,9 +20,9 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 
+from scripts.lib.core.records import Message, Sample
 from scripts.lib.exports.corpus import Corpus, JsonLines, Report, unrenderable
-from scripts.lib.records import Message, Sample
-from scripts.lib.target import Target, TemplateError
+from scripts.lib.target.model import Target, TemplateError
 
 CHECKED = 200  # samples whose text is rendered and tokenized again to see whether the ids come back
 

@@ -9,8 +9,9 @@ from typing import Any, BinaryIO
 import orjson
 import pyarrow as pa
 
-from scripts.lib import durable, manifest, records
-from scripts.lib.records import Sample
+from scripts.lib.core import durable, records
+from scripts.lib.core.records import Sample
+from scripts.lib.training import manifest
 
 FILE_BYTES = 1 << 30  # of one JSON Lines file: SpecForge holds a whole file as Python lists
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from scripts.lib import durable
+from scripts.lib.core import durable
 from scripts.lib.exports.corpus import Corpus, Report
-from scripts.lib.manifest import MANIFEST
-from scripts.lib.target import Target
+from scripts.lib.target.model import Target
+from scripts.lib.training.manifest import MANIFEST
 
 
 def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None:

@@ -6,9 +6,9 @@ only and drops rows above 2,048 tokens. Samples that don't fit are left out and 
 
 from pathlib import Path
 
+from scripts.lib.core.records import Sample
 from scripts.lib.exports.corpus import Corpus, JsonLines, Report, unrenderable
-from scripts.lib.records import Sample
-from scripts.lib.target import Target
+from scripts.lib.target.model import Target
 
 ROLES = ("human", "gpt")
 MAX_TOKENS = 2048

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from scripts.lib.exports.corpus import Corpus, JsonLines, Report
-from scripts.lib.target import Target
+from scripts.lib.target.model import Target
 
 
 def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 import aiohttp
 
 from scripts.lib.fleet import health, processes
+from scripts.lib.fleet.folder import Meeting, open_lock, same_file, try_lock
 from scripts.lib.fleet.launch import ServerPlan
-from scripts.lib.fleet.meeting import Meeting, open_lock, same_file, try_lock
 from scripts.lib.fleet.server import Patience, Server
 
 _LOOK = 0.25  # seconds between looks at the leases

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.lib.config import Config
+from scripts.lib.config.model import Config
+from scripts.lib.core.errors import UserError
 from scripts.lib.engines.base import EngineMetrics
-from scripts.lib.errors import UserError
 from scripts.lib.fleet import launch, tickets
-from scripts.lib.fleet.meeting import Meeting, meeting_label, open_lock, same_file, try_lock
+from scripts.lib.fleet.folder import Meeting, meeting_label, open_lock, same_file, try_lock
 from scripts.lib.fleet.replica import with_project
 from scripts.lib.fleet.server import last_lines
 from scripts.lib.fleet.tickets import Ticket

@@ -20,8 +20,8 @@ import time
 
 import psutil
 
+from scripts.lib.core.provenance import PROJECT
 from scripts.lib.fleet import processes
-from scripts.lib.provenance import PROJECT
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 

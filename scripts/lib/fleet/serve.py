@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.lib.config import Config
+from scripts.lib.config.model import Config
 from scripts.lib.fleet.lease import Endpoint, lease
 
 LANE = "serve"

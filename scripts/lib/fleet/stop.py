@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.lib.fleet import processes, tickets
-from scripts.lib.fleet.meeting import Meeting
+from scripts.lib.fleet.folder import Meeting
 
 _POLL = 0.1
 

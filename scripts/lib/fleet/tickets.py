@@ -6,8 +6,8 @@ import os
 import uuid
 from pathlib import Path
 
-from scripts.lib.errors import UserError
-from scripts.lib.fleet.meeting import try_lock
+from scripts.lib.core.errors import UserError
+from scripts.lib.fleet.folder import try_lock
 
 
 class Ticket:

@@ -8,26 +8,26 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.lib.attempts import Attempts, GivenUp
-from scripts.lib.backlog import Backlog
-from scripts.lib.canary import Canary
-from scripts.lib.config import Config
+from scripts.lib.client.attempts import Attempts, GivenUp
+from scripts.lib.client.backlog import Backlog
+from scripts.lib.client.canary import Canary
+from scripts.lib.client.pool import Pool, Server
+from scripts.lib.client.sending import Sender
+from scripts.lib.client.supervision import Supervisor
+from scripts.lib.client.transport import Transport, authorization, require_descriptors
+from scripts.lib.completions.progress import duration
+from scripts.lib.config.model import Config
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import digest
 from scripts.lib.engines.base import Failure, Reply, Request
 from scripts.lib.engines.sglang import SGLang
-from scripts.lib.errors import UserError
 from scripts.lib.fleet.launch import environment_program, served_name
 from scripts.lib.fleet.launch.sglang import installed_help
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.hidden_states.plan import Capture, with_flags
 from scripts.lib.hidden_states.store import Row, Store, Stored
 from scripts.lib.hidden_states.wire import INFO, read_states, server_problem, states_call, states_request
-from scripts.lib.pool import Pool, Server
-from scripts.lib.progress import duration
-from scripts.lib.provenance import digest
-from scripts.lib.sending import Sender
-from scripts.lib.supervision import Supervisor
-from scripts.lib.target import Target
-from scripts.lib.transport import Transport, authorization, require_descriptors
+from scripts.lib.target.model import Target
 
 LANE = "hidden_states"
 _LINE_SECONDS = 10.0

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scripts.lib.config import HiddenStates
+from scripts.lib.config.model import HiddenStates
 from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states.store import Row
-from scripts.lib.shuffle import subset_keys
+from scripts.lib.training.shuffle import subset_keys
 
 
 @dataclass(slots=True)

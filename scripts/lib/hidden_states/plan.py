@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import durable, embedded, gguf_header
-from scripts.lib.config import Config
-from scripts.lib.errors import UserError
-from scripts.lib.provenance import digest
+from scripts.lib.config.model import Config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import digest
+from scripts.lib.target import embedded, gguf_header
 
 DTYPE = "bfloat16"
 NUMBER_BYTES = 2
@@ -115,7 +116,7 @@ def model_shape(config: Config) -> Shape:
         return _shape(values, 1, name)
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        from scripts.lib.tokenizer_sources import download  # here: it imports tokenizers, and may ask the hub
+        from scripts.lib.target.prepare import download  # here: it imports tokenizers, and may ask the hub
 
         folder, _ = download(name, config.model.revision, ("config.json",))
     values = durable.read_json(folder / "config.json")

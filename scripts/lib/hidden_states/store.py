@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.lib import durable
+from scripts.lib.core import durable
+from scripts.lib.core.provenance import digest
 from scripts.lib.hidden_states.plan import Plan
 from scripts.lib.hidden_states.tensor_file import Damaged, pack, read
-from scripts.lib.provenance import digest
 
 _PLAIN = re.compile(r"([0-9a-f]{32})(?:/(\d+))?")
 _SUFFIX = ".safetensors"

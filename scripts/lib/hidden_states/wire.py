@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from scripts.lib.config import Sampling
+from scripts.lib.config.model import Sampling
 from scripts.lib.engines.base import Call, Failure, Reply, Request, post
 from scripts.lib.engines.errors import error_in_200, read_error
 from scripts.lib.engines.sglang import SGLang

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scripts.lib.records import ROWS_PER_GROUP, open_parquet
+from scripts.lib.core.records import ROWS_PER_GROUP, open_parquet
+from scripts.lib.prompts.sources.remote import without_secrets
 from scripts.lib.report.lengths import Lengths
-from scripts.lib.sources.remote import without_secrets
 
 _TURN = "turns.list.element."
 # Everything but prompt ids and texts. The output ids are read for their number only.

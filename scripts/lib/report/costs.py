@@ -6,9 +6,9 @@ from pathlib import Path
 
 import orjson
 
-from scripts.lib import durable
-from scripts.lib.errors import UserError
-from scripts.lib.progress import Figures
+from scripts.lib.completions.progress import Figures
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.report.run import Run
 
 Interval = tuple[float, float]  # seconds since 1970

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scripts.lib.records import Sample, open_parquet
+from scripts.lib.core.records import Sample, open_parquet
 from scripts.lib.report.run import DatasetRun, Run
-from scripts.lib.show import find_samples, heading, spans
-from scripts.lib.target import Target, load_target
+from scripts.lib.report.show import find_samples, heading, spans
+from scripts.lib.target.model import Target, load_target
 
 LONGEST = 1400  # characters of one span; of a longer one its start and end are shown
 REJECTS = 3  # examples of each check

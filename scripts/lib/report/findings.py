@@ -6,8 +6,8 @@ Thresholds are judgement, not law: they are few, stand at the top, and the page 
 from collections import Counter
 from collections.abc import Iterator
 
-from scripts.lib.defects import NOT_USED
-from scripts.lib.records import OUTCOMES
+from scripts.lib.core.records import OUTCOMES
+from scripts.lib.prompts.defects import NOT_USED
 from scripts.lib.report.comparisons import CHANGED, DOMINANT, FAR, UNEVEN, compare
 from scripts.lib.report.finding import LOOK, NOTE, WRONG, Finding, share_text, together
 from scripts.lib.report.ledger import Ledger, corpus_problems

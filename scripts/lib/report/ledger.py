@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass, field
 
-from scripts.lib.defects import DEFECTS, NOT_USED
+from scripts.lib.prompts.defects import DEFECTS, NOT_USED
 from scripts.lib.report.run import DatasetRun, Run, rows_of
 
 _MEANINGS = {

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.provenance import canonical_json, differences
-from scripts.lib.records import read_provenance
+from scripts.lib.config.stage_settings import stage_settings
+from scripts.lib.core.provenance import canonical_json, differences
+from scripts.lib.core.records import read_provenance
 from scripts.lib.report.run import STAGES, Run
-from scripts.lib.stage_settings import stage_settings
 
 # What the meaning of ids and answers depends on, by dotted name in a shard's provenance.
 _TARGET = {

@@ -7,14 +7,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from scripts.lib import backup, durable, manifest, statistics
-from scripts.lib.config import Config
-from scripts.lib.errors import UserError
-from scripts.lib.manifest import Manifest
-from scripts.lib.progress import Figures, ProgressFile, RunProgress
-from scripts.lib.publish import current
+from scripts.lib.completions.progress import Figures, ProgressFile, RunProgress
+from scripts.lib.config.model import Config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.report.answers import Answers, read_answers, read_prompt_lengths
 from scripts.lib.report.lengths import Lengths
+from scripts.lib.training import backup, manifest
+from scripts.lib.training.manifest import Manifest
+from scripts.lib.training.versions import current
+from scripts.lib.validated import statistics
 
 STAGES = ("prompts", "completions", "tokens", "validated")
 

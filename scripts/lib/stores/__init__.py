@@ -5,8 +5,8 @@ computed (of the whole file, or of all parts), the hub names the SHA-256 of what
 other place the bytes are read back.
 """
 
-from scripts.lib.config import Upload
-from scripts.lib.errors import UserError
+from scripts.lib.config.model import Upload
+from scripts.lib.core.errors import UserError
 from scripts.lib.stores.base import File, Store, TransferError
 from scripts.lib.stores.filesystem import FilesystemStore
 from scripts.lib.stores.hub import HubStore

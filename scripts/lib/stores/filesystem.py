@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fsspec
 
-from scripts.lib import durable
+from scripts.lib.core import durable
 from scripts.lib.stores.base import CHUNK, File, TransferError
 
 

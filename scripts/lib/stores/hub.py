@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import durable
-from scripts.lib.errors import UserError
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.stores.base import File, TransferError
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import durable
-from scripts.lib.config import Upload
-from scripts.lib.errors import UserError
+from scripts.lib.config.model import Upload
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.stores.base import CHUNK, File, TransferError
 
 PART_BYTES = 64 << 20  # of a multipart upload; S3 allows 10,000 parts of at most 5 GB

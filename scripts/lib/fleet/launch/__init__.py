@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.lib import embedded
-from scripts.lib.config import Config
-from scripts.lib.errors import UserError
-from scripts.lib.provenance import digest
+from scripts.lib.config.model import Config
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import digest
+from scripts.lib.target import embedded
 
 PORT = "{port}"  # stands for the port in a command; the keeper picks a free one at each start
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import psutil
 
-from scripts.lib import durable, embedded
-from scripts.lib.config import Config
-from scripts.lib.errors import UserError
+from scripts.lib.config.model import Config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.fleet import embedded_server
 from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, with_flags
-from scripts.lib.gguf_header import read_header
+from scripts.lib.target import embedded
+from scripts.lib.target.gguf_header import read_header
 
 _CACHE_BYTES = 2  # of one number in the key-value cache: f16, llama.cpp's default
 # Threads that wait must sleep: OpenMP's default is to spin, and then one busy core more (our own clients

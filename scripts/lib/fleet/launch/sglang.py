@@ -5,9 +5,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from scripts.lib import durable
-from scripts.lib.config import Config
-from scripts.lib.errors import UserError
+from scripts.lib.config.model import Config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, model_location, served_name, with_flags
 
 # The mamba strategy's flag, newest name first. 0.5.23 knows only the first one (sglang issue #27418).

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from scripts.lib import durable
-from scripts.lib.config import Config
-from scripts.lib.errors import UserError
+from scripts.lib.config.model import Config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
 from scripts.lib.fleet.launch import PORT, ServerPlan, environment_program, model_location, served_name, with_flags
 
 

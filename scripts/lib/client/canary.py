@@ -1,0 +1,174 @@
+"""Is an endpoint what it says, and does it still answer sensibly?
+
+The probe asks what serves there, before any prompt is spent. The canary is a question with a known
+answer at temperature 0: broken kernels answer with one token repeated, nothing, or noise (sglang
+issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
+"""
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.lib.client.transport import Transport
+from scripts.lib.config.model import Config, Sampling
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import digest
+from scripts.lib.core.records import Message
+from scripts.lib.engines.base import Adapter, Answer, EngineFacts, Failure, Reply, Request
+from scripts.lib.target.model import Target
+
+_QUESTION, _ANSWER = "What is 2+2? Answer with one number.", re.compile(r"\b(4|four)\b", re.IGNORECASE)
+_MAX_TOKENS = 48
+_LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
+_SURE = 2  # times as many right answers as wrong ones of an endpoint, until a wrong one is the engine's fault
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The canary was refused (HTTP 400). That tells of other refusals, and nothing of answers."""
+
+    reason: str
+
+
+@dataclass
+class _Wit:
+    """How an endpoint has answered the question."""
+
+    right: int = 0
+    wrong: int = 0
+    failed: bool = False  # the last answer was taken for that of a broken engine
+
+    @property
+    def sure(self) -> bool:
+        """Whether a wrong answer can only come from a broken engine. A weak model may not know it, or now and then."""
+        return self.right > _SURE * self.wrong
+
+
+class Canary:
+    """Probes and canaries of one job. Knows of each endpoint whether its model is able to give the known answer."""
+
+    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: Transport, state: Path) -> None:
+        """`state` is the run's folder: what one job has seen an endpoint answer, later ones know as well."""
+        self.config, self.target, self.adapter, self.transport = config, target, adapter, transport
+        self.messages = [Message("user", _QUESTION)]
+        self.prompt_ids = target.render(self.messages)
+        self._state = state
+        self._wits: dict[str, _Wit] = {}
+        self._serial = 0
+
+    async def probe(self, url: str) -> EngineFacts | Failure:
+        """What serves at `url`. Raises UserError when it can't be what the configuration asks for."""
+        replies: list[Reply | None] = []
+        failure: Failure | None = None
+        for call in self.adapter.probe():
+            reply = await self.transport.call_within(30.0, url, call)
+            if isinstance(reply, Failure):
+                if reply.kind == "fatal":
+                    raise UserError(reply.reason)
+                failure = reply
+                replies.append(None)
+            else:
+                replies.append(reply)
+        if failure is not None and not any(replies):
+            return failure
+        facts = self.adapter.read_probe(replies)
+        problem = mismatch(facts, self.config, self.target)
+        if problem:
+            raise UserError(f"{url}: {problem}")
+        return facts
+
+    async def ask(self, url: str) -> str | Refused | Failure | None:
+        """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
+        self._serial += 1
+        request = Request(
+            id=f"canary-{id(self):x}-{self._serial}",
+            prompt_ids=self.prompt_ids,
+            max_tokens=_MAX_TOKENS,
+            seed=0,
+            sampling=Sampling(temperature=0.0, top_p=1.0),
+            messages=self.messages,
+        )
+        # As long as any request may take: an endpoint that swallows its canary is soon tested again.
+        settings = self.config.transport
+        seconds = settings.base_seconds + _MAX_TOKENS / settings.min_tokens_per_second
+        reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
+        if isinstance(reply, Failure) and reply.kind == "free":  # of the connection, not of the endpoint
+            reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
+        if isinstance(reply, Failure):
+            return reply
+        answer = self.adapter.read(request, reply, 0.0)
+        if isinstance(answer, Failure):
+            # A question that nobody would refuse: whatever was refused before may have been as good.
+            return Refused(answer.reason) if answer.kind == "permanent" else answer
+        return self.judge(url, answer)
+
+    def judge(self, url: str, answer: Answer) -> str | None:
+        """Why the canary's answer is degenerate; None when it is well."""
+        if answer.output_ids is not None:
+            problem = degenerate(answer.output_ids, self.target.eos_ids)
+            if max(answer.output_ids, default=0) >= self.target.vocab_size:
+                problem = f"id {max(answer.output_ids)} is outside the vocabulary of {self.target.vocab_size}"
+            if problem:
+                return problem
+            text = self.target.decode(answer.output_ids)
+        else:
+            text = (answer.reasoning or "") + (answer.text or "")
+            if not text.strip():
+                return "an empty answer"
+        known = self._known(url)
+        wit = self._wits.setdefault(url, _Wit(right=int(known.exists())))
+        if _ANSWER.search(text) is not None:
+            wit.right += 1
+            wit.wrong += wit.failed  # nothing was broken: a model that knows it now and then
+            wit.failed = False
+            with contextlib.suppress(OSError):  # a full disk: others will find out themselves
+                if not wit.sure:
+                    known.unlink(missing_ok=True)
+                elif not known.exists():
+                    durable.write_bytes(known, f"{url} knows: {_QUESTION}\n".encode())
+            return None
+        if wit.sure:
+            wit.failed = True
+            return (
+                f"`{_QUESTION}` was answered well before, now with {' '.join(text.split())[:80]!r} "
+                f"(when another model serves there now, delete {known})"
+            )
+        wit.wrong += 1
+        return None
+
+    def _known(self, url: str) -> Path:
+        """The file that is there when an endpoint has given the known answer to this run."""
+        model = self.config.engine.served_model or self.config.model.name
+        return self._state / "canaries" / digest([url, model, self.target.tokenizer_hash, self.target.template_hash])
+
+
+def degenerate(ids: Sequence[int], eos_ids: frozenset[int]) -> str | None:
+    """Why ids look like those of a broken engine; None when they don't."""
+    spoken = [token for token in ids if token not in eos_ids]
+    if not spoken:
+        return "an empty answer"
+    if len(spoken) >= _LONG_ENOUGH and len(set(spoken)) <= 2:
+        return f"{len(spoken)} tokens, only {len(set(spoken))} different: {spoken[:4]}..."
+    return None
+
+
+def mismatch(facts: EngineFacts, config: Config, target: Target) -> str | None:
+    """Why an endpoint isn't what the configuration asks for, and what to do; None when it is."""
+    if facts.vocab_size is not None and facts.vocab_size != target.vocab_size:
+        return (
+            f"serves a model with {facts.vocab_size} token ids, the target {target.name} has {target.vocab_size}: "
+            "point engine.endpoints at the target model, or correct model.name"
+        )
+    wanted = config.engine.served_model or config.model.name
+    if config.engine.kind == "openai":
+        wanted = wanted.partition(":")[0]  # variants such as `:floor` are not listed
+    named = config.engine.kind in ("sglang", "vllm", "openai") and facts.models
+    if named and wanted not in facts.models and wanted not in {model.partition(":")[0] for model in facts.models}:
+        some = ", ".join(facts.models[:5])
+        return f"does not serve `{wanted}` but {some}: set engine.served_model to one of them"
+    if facts.context_length is not None and facts.context_length <= 64:
+        return f"a context of {facts.context_length} tokens leaves no room for answers: start it with a longer one"
+    return None

@@ -1,0 +1,489 @@
+"""Stage 2: the target answers the prompts of one shard.
+
+Reads a prompt shard, asks the leased endpoints with many requests in flight, journals every answer as
+it arrives, and writes the finished shard: one terminal outcome per prompt. Run again after any end,
+it asks only for what is missing.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.lib.client.backlog import Backlog, Work
+from scripts.lib.client.canary import Canary
+from scripts.lib.client.pool import Pool, Server
+from scripts.lib.client.sending import Sender
+from scripts.lib.client.stopping import Stopped, first_trouble, signals
+from scripts.lib.client.supervision import Supervisor
+from scripts.lib.client.transport import Transport, authorization, require_descriptors
+from scripts.lib.completions.answers import Answered, token_counts
+from scripts.lib.completions.budget import Amount, Budget
+from scripts.lib.completions.dialogue import Dialogue, Step
+from scripts.lib.completions.progress import Meter, ProgressFile, Status, line
+from scripts.lib.config.model import Config
+from scripts.lib.config.stage_settings import identity, stage_settings
+from scripts.lib.core import durable
+from scripts.lib.core.errors import DISK_FULL, UserError
+from scripts.lib.core.provenance import code_version, differences
+from scripts.lib.core.records import read_provenance
+from scripts.lib.engines import adapter_for
+from scripts.lib.engines.base import Answer, Failure, Request
+from scripts.lib.fleet.lease import Lease, lease
+from scripts.lib.prompts.shard import prompt_ids, read_prompts
+from scripts.lib.target.model import Target, load_target
+from scripts.lib.target.output import add_text
+
+_LINE_SECONDS = 5.0  # between lines about the whole run, whichever job says them
+_OWN_LINE_SECONDS = 30.0  # between a job's lines about its own shard
+_SAVE_SECONDS = 1.0
+_BUDGET_SECONDS = 0.5
+_DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
+_GARBAGE = 100_000  # new objects between two looks for cycles
+_REFUSED_ALL = 20  # refusals before the first answer that tell of wrong settings
+_ANSWERED = ("ok", "length", "reasoning_only", "repetition", "empty")
+_PROMPT_COST = 0.05  # a prompt token's work next to an output token's
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one job is asked to do."""
+
+    config: Config
+    dataset: str
+    shard: str
+    target: Path
+    prompts: Path
+    output: Path
+    state: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}/{self.shard}"
+
+
+def say(text: str) -> None:
+    """One line on stderr, at once. A reader that has gone (tee, a terminal) doesn't stop the work."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def generate(shard: Shard) -> None:
+    """Answer a shard. Raises UserError; SystemExit with 128 + signal when told to stop."""
+    config = shard.config
+    if shard.dataset not in config.datasets:
+        raise UserError(f"no dataset `{shard.dataset}` in the configuration; there are {', '.join(config.datasets)}")
+    if config.datasets[shard.dataset].data_class != "B":
+        raise UserError(f"dataset {shard.dataset} is of class A: its conversations are kept, not answered")
+    target = load_target(shard.target)
+    made_for = read_provenance(shard.prompts).get("target", target.provenance())
+    if made_for != target.provenance():
+        changed = "; ".join(differences(made_for, target.provenance()))
+        raise UserError(f"{shard.prompts} was made for another target ({changed}): delete it and run again")
+    # The imported libraries are a million objects that live for ever: don't let the collector look through them.
+    gc.freeze()
+    # An answer is a few hundred objects that die by themselves: looking for cycles at each seven hundredth costs as much
+    # as reading it.
+    gc.set_threshold(_GARBAGE, 50, 100)
+    answered = Answered(
+        shard.state,
+        shard.dataset,
+        shard.shard,
+        identity(config, shard.dataset, target),
+        functools.partial(add_text, target),
+    )
+    try:
+        asyncio.run(Generation(shard, target, answered).run())
+    except Stopped as stop:
+        raise SystemExit(128 + stop.number) from None
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise UserError(f"{shard.state}: {error.strerror}: free some space and run again, nothing is lost") from None
+    finally:
+        answered.close()
+
+
+class Generation:
+    """One run over a shard."""
+
+    def __init__(
+        self, shard: Shard, target: Target, answered: Answered, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        config = shard.config
+        self.shard, self.config, self.target, self.answered = shard, config, target, answered
+        self.settings = config.transport
+        dataset = config.datasets[shard.dataset]
+        self.lane, self.lane_name = config.lanes[dataset.lane], dataset.lane
+        self.adapter = adapter_for(config)
+        if dataset.truncation == "continue" and not self.adapter.exact:
+            raise UserError(
+                f"datasets.{shard.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
+            )
+        self.clock = clock
+        self.dialogue = Dialogue(
+            target, shard.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, random.Random()
+        )
+        self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
+        self.meter = Meter(shard.name, 0, self.clock)
+        self.pool.left = self._left
+        self.pool.unproven = answered.unproven()
+        self.files = ProgressFile(shard.state, config, shard.dataset, shard.shard)
+        totals = answered.totals
+        self.budget = Budget(
+            shard.state,
+            config,
+            shard.dataset,
+            shard.shard,
+            Amount(totals.input_tokens + totals.output_tokens, totals.cost_usd),
+        )
+        self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
+        self.status: Status = "waiting"
+        self._own_line = float("-inf")
+        self.supervisor: Supervisor | None = None
+        self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
+        # Refusals wait here for the first answer: an API that refuses the settings refuses every prompt.
+        self._refused: list[Step] = []
+        self._answers = any(totals.outcomes[name] for name in _ANSWERED)
+
+    def say(self, text: str) -> None:
+        say(f"{self.shard.name} {text}")
+
+    # --- the whole ---
+
+    async def run(self) -> None:
+        """From the prompts to the finished shard."""
+        left = self._count()
+        try:
+            if left:
+                require_descriptors(self.lane.concurrency)
+                with lease(self.config, self.shard.target, self.shard.state, self.lane_name) as held:
+                    await self._ask_all(held)
+            outcomes = self._finish()
+        except BaseException as error:
+            await self._report("stopped" if isinstance(error, Stopped) else "failed")
+            raise
+        self.meter.outcomes = outcomes
+        await self._report("done")
+        counts = ", ".join(f"{count} {name}" for name, count in outcomes.most_common() if count)
+        self.say(f"done: {outcomes.total()} prompts ({counts})")
+
+    def _count(self) -> int:
+        """Count what there is and what is left; say both."""
+        total, answered, totals = self.answered.count(self.shard.prompts)
+        self.meter.total = total
+        self.meter.resume(totals.outcomes, totals.input_tokens, totals.output_tokens, self.budget.spent.cost)
+        self.say(f"{total} prompts, {answered} answered before, {total - answered} left")
+        if self.answered.journal.damaged:
+            self.say(
+                f"warning: {self.answered.journal.damaged} damaged lines in the journal: those prompts are asked again"
+            )
+        return total - answered
+
+    def _left(self) -> int:
+        """Prompts that are not begun yet."""
+        return self.meter.total - self.meter.outcomes.total() - self.pool.in_flight
+
+    async def _ask_all(self, held: Lease) -> None:
+        """Ask until every prompt has its outcome, or something stops the job."""
+        stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with signals(stop):
+            async with self._session() as self.transport:
+                canary = Canary(self.config, self.target, self.adapter, self.transport, self.shard.state)
+                self.supervisor = supervisor = Supervisor(
+                    self.config,
+                    self.lane.concurrency,
+                    held,
+                    self.pool,
+                    canary,
+                    self.transport,
+                    self,
+                    self.say,
+                )
+                self.sender = Sender(self.settings, self.adapter, self.pool, self.transport, self.clock, self.say)
+                self.backlog = Backlog(self._work(), self.clock, 2 * self.lane.concurrency)
+                helpers = [
+                    asyncio.create_task(helper)
+                    for helper in (supervisor.run(), self._keep_saved(), self._keep_reporting())
+                ]
+                workers: list[asyncio.Task] = []
+                try:
+                    while self.backlog.open:
+                        workers = [asyncio.create_task(self._worker()) for _ in range(self.lane.concurrency)]
+                        await first_trouble([stop, *helpers], workers)
+                        if self.answered.journal.problem:
+                            raise self.answered.journal.problem
+                        # A bad canary puts prompts back into the backlog.
+                        await first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
+                    self._release()
+                finally:
+                    for task in (*helpers, *workers):
+                        task.cancel()
+                    await asyncio.gather(*helpers, *workers, return_exceptions=True)
+                    self.budget.save(give_back=True)
+
+    def _session(self) -> Transport:
+        engine = self.config.engine
+        return Transport(authorization(engine), through_proxy=engine.kind == "openai")
+
+    def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
+        for prompt in read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered)):
+            partial = self.answered.partial.pop(prompt.id, None)
+            yield Work(prompt, partial.turns, partial.part) if partial else Work(prompt)
+
+    # --- one prompt ---
+
+    async def _worker(self) -> None:
+        # On a full disk nothing new is sent, and what is under way still goes into the journal's reserve.
+        while not self.answered.journal.problem and (work := await self.backlog.get()) is not None:
+            step = await self._advance(work)
+            if step.kind == "again":
+                self.backlog.again(work, step.delay)
+                continue
+            if step.completion is None:
+                self.meter.add("over_budget", 0, 0)
+            elif step.refused and not self._answers:
+                self._hold(step)
+            else:
+                self._done(step)
+            self.backlog.finished()
+
+    def _done(self, step: Step) -> None:
+        assert step.completion is not None
+        input_tokens, output_tokens, cost = token_counts(step.completion.turns)
+        self.answered.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
+        self.meter.add(step.completion.outcome, input_tokens, output_tokens)
+
+    def _hold(self, step: Step) -> None:
+        """Keep a refusal back. Raises UserError when there have been too many before any answer."""
+        assert step.completion is not None
+        self._refused.append(step)
+        if len(self._refused) >= _REFUSED_ALL:
+            raise UserError(
+                f"{step.endpoint}: the first {_REFUSED_ALL} prompts were all refused, none was answered: "
+                f"{step.completion.reason}: correct what it names and run again, they are asked anew"
+            )
+
+    def _release(self) -> None:
+        """There are answers, or nothing else is left: the refusals stand."""
+        held, self._refused, self._answers = self._refused, [], True
+        for step in held:
+            self._done(step)
+
+    async def _advance(self, work: Work) -> Step:
+        """Ask turn after turn until the prompt is done, has to wait, or can't be paid (`done` without completion)."""
+        while True:
+            self._forget_tainted(work)
+            request = self.dialogue.next_request(work)
+            if isinstance(request, Step):
+                return request
+            if self.answered.journal.problem:
+                return Step("again")
+            while (reserved := self.budget.reserve(len(request.prompt_ids), request.max_tokens)) == "wait":
+                await asyncio.sleep(_BUDGET_SECONDS)
+            if reserved == "never":
+                return Step("done")
+            step = await self._ask(work, request, reserved)
+            if self._forget_tainted(work):
+                continue
+            if step.kind == "turn":
+                self.answered.turn(work.prompt.id, step.turn)
+            elif step.kind == "part":
+                self.answered.part(work.prompt.id, step.turn)
+            else:
+                return step
+
+    async def _ask(self, work: Work, request: Request, reserved: Amount) -> Step:
+        """Send one request and see what its answer or failure means."""
+        expected = min(float(request.max_tokens), self.mean_output) + _PROMPT_COST * len(request.prompt_ids)
+        used = Amount()
+        try:
+            server = await self.pool.acquire(expected, work.attempts.avoid)
+            if not self._fits(request):
+                self.pool.release(server, expected)
+                return Step("again")
+            begun = self.clock()
+            used = Amount(0, reserved.cost)  # what may be billed if the job is stopped meanwhile
+            reply = await self.sender.send(server, self.adapter.request(request), request.max_tokens, expected)
+            used = Amount()
+            if isinstance(reply, Failure):
+                result: Answer | Failure = reply
+            else:
+                result = self.adapter.read(request, reply, time.time())
+            if isinstance(result, Answer):
+                used = self._used(request, result)
+                step = self._take_answer(work, request, server, result, self.clock() - begun)
+                if isinstance(step, Step):
+                    return step
+                result = step
+            elif result.billed:
+                used = Amount(0, reserved.cost)
+        finally:
+            self.budget.settle(reserved, used)
+            self.meter.cost_usd += used.cost
+        failure = await self.sender.blame(server, request.id, work.attempts, result)
+        step = self.dialogue.failed(work, failure, self.pool.successes)
+        if failure.kind == "permanent":
+            # A server that refuses everything is broken: a canary vouches for refusals as it does for answers.
+            self._unproven(step, server, odd=True)
+            step.refused = True
+        else:
+            self.meter.retried += 1
+        return step
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there is room for a request: since it was made, an endpoint may have come that holds less."""
+        assert self.supervisor is not None
+        shortest = self.supervisor.context_length
+        if shortest is not None and shortest < self.dialogue.context_length:
+            self.say(
+                f"warning: an endpoint serves a context of {shortest} tokens, the model holds "
+                f"{self.dialogue.context_length}: prompts that leave no room there are given up"
+            )
+            self.dialogue.context_length = shortest
+        return len(request.prompt_ids) + request.max_tokens <= self.dialogue.context_length
+
+    def _used(self, request: Request, answer: Answer) -> Amount:
+        """What an answer cost; `answer.cost_usd` is set by the configured prices where the API tells none."""
+        output = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
+        prompt = answer.prompt_tokens if answer.prompt_tokens is not None else len(request.prompt_ids)
+        if answer.cost_usd is None:
+            answer.cost_usd = self.budget.price(prompt, output)
+        return Amount(prompt + output, answer.cost_usd)
+
+    def _take_answer(
+        self, work: Work, request: Request, server: Server, answer: Answer, seconds: float
+    ) -> Step | Failure:
+        step = self.dialogue.answered(work, request, answer, server.url, seconds)
+        if isinstance(step, Failure):
+            return step
+        tokens = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
+        self.pool.succeeded(server, tokens, seconds)
+        self.mean_output += 0.02 * (tokens - self.mean_output)
+        odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
+        self._unproven(step, server, odd)
+        work.attempts.avoid = None
+        if not self._answers:
+            self._release()
+        return step
+
+    # --- what canaries vouch for ---
+
+    def _unproven(self, step: Step, server: Server, odd: bool) -> None:
+        """What follows from an answer or a refusal stands until a canary fails; many odd ones call for one at once."""
+        step.endpoint, server.last_sign = server.url, self.clock()
+        server.unproven += 1
+        server.odd = server.odd + 1 if odd else 0
+
+    @property
+    def position(self) -> int:
+        return self.answered.journal.position
+
+    def prove(self, server: Server) -> None:
+        """Note in the journal how far an endpoint is trusted."""
+        self.answered.prove(server.url, server.trusted)
+
+    def distrust(self, server: Server, *, refusals: bool = False) -> None:
+        """Ask again what an endpoint answered, or only what it refused, since its last good canary."""
+        if not server.unproven:
+            return
+        counts, under_way = self.answered.void(server.url, server.trusted, refusals=refusals)
+        server.unproven = max(0, server.unproven - len(counts)) if refusals else 0
+        for id in prompt_ids(self.shard.prompts):  # others have left the shard, and are not counted
+            if id in counts:
+                self.meter.remove(*counts[id][:3])
+        self._tainted |= under_way
+        again = set(counts) | {step.completion.id for step in self._refused if step.endpoint == server.url}
+        self._refused = [step for step in self._refused if step.endpoint != server.url]
+        if again:
+            self.backlog.add(self._work(again.__contains__))
+
+    def _forget_tainted(self, work: Work) -> bool:
+        """Start a prompt anew whose turns came from a broken engine. True when it was one."""
+        if work.prompt.id not in self._tainted:
+            return False
+        self._tainted.discard(work.prompt.id)
+        work.turns, work.part, work.prompt_ids, work.resamples = [], None, None, 0
+        return True
+
+    # --- helpers beside the workers ---
+
+    async def _keep_saved(self) -> None:
+        """fsync the journal in groups, and save the budget's account. On a full disk see the requests in flight out."""
+        journal = self.answered.journal
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            await asyncio.to_thread(journal.sync)
+            try:
+                self.budget.save()
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
+                journal.problem = journal.problem or UserError(
+                    f"{self.shard.state}: {error.strerror}: the job stops; what has arrived is kept. "
+                    "Free some space and run again"
+                )
+            if journal.problem:
+                end = self.clock() + _DRAIN_SECONDS
+                while self.pool.in_flight and self.clock() < end:
+                    await asyncio.sleep(0.1)
+                raise journal.problem
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            if self.pool.ready():
+                self.status = "running"
+            await self._report(self.status)
+            await asyncio.sleep(_LINE_SECONDS)
+
+    async def _report(self, status: Status) -> None:
+        self.meter.in_flight = self.pool.in_flight
+        figures = self.meter.figures(status)
+        now = self.clock()
+        if status == "running" and now - self._own_line >= _OWN_LINE_SECONDS:
+            self._own_line = now
+            say(line(self.shard.name, figures))
+        try:
+            run = await asyncio.to_thread(self.files.write, figures, _LINE_SECONDS)
+        except OSError as error:
+            self.say(f"warning: no progress file: {error.strerror}")
+        else:
+            if run is not None:
+                say(line("all", run))
+
+    # --- the end ---
+
+    def _finish(self) -> Counter[str]:
+        def unpaid(id: str) -> str | None:
+            return self.budget.reason() if self.budget.exhausted else None
+
+        return self.answered.finish(self.shard.prompts, self.shard.output, unpaid, self._provenance())
+
+    def _provenance(self) -> dict[str, Any]:
+        """What the finished shard says about itself."""
+        facts = self.supervisor.facts if self.supervisor else None
+        return {
+            "stage": "completions",
+            "dataset": self.shard.dataset,
+            "shard": self.shard.shard,
+            "settings": stage_settings(self.config, "completions", self.shard.dataset),
+            "target": self.target.provenance(),
+            "engine": {
+                "kind": self.config.engine.kind,
+                "version": facts.version if facts else None,
+                "launch": self.config.engine.launch.model_dump(mode="json", exclude={"env"}),
+            },
+            "prompts": {
+                "sha256": durable.sha256_file(self.shard.prompts),
+                "provenance": read_provenance(self.shard.prompts),
+            },
+            "code": code_version(),
+        }

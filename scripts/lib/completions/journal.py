@@ -1,0 +1,259 @@
+"""The journal: an append-only file that remembers every answer from the moment that it arrives.
+
+One record per line: `crc32 TAB head TAB body`, head and body being JSON. The head is a short list,
+`[kind, id, ...]`, so that a resume reads a record's name without parsing its thousands of ids. Lines
+are written at once (they survive a kill -9 in the page cache) and fsynced in groups by the caller, at
+least every second (a power cut costs at most that). What a crash tore at the end is cut off before
+the first append. One process writes: a lock beside the file, which works on NFS.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+
+HEADER = "header"
+# Space that is given up when the disk is full, so that what has already arrived can still be written.
+_RESERVE_BYTES = 8 << 20
+_RESERVE_SHARE = 0.25  # at most this part of what is free
+_PIECE = 1 << 14  # bytes that are read at once, more than most records have
+
+
+def lock_exclusively(path: Path, what: str, patience: float = 5.0) -> int:
+    """Hold the lock file `path` for this process's life; returns its descriptor.
+
+    flock, not POSIX record locks: those vanish when any descriptor of the file is closed. Linux sends
+    flock to the NFS server too (since 2.6.12). Waits `patience` seconds for a predecessor that is just
+    dying; then raises UserError naming who holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+                    raise UserError(
+                        f"{what} is being written by {holder}: wait until that job ends, or stop it"
+                    ) from None
+                time.sleep(0.1)
+            except OSError as error:
+                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise UserError(
+                        f"{path}: the file system has no locks ({error.strerror}): mount it with locks (NFS: without "
+                        "`nolock`; Lustre: with `flock`) or put the results folder elsewhere"
+                    ) from None
+                raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def encode(head: list, body: Any) -> bytes:
+    """One line of the journal."""
+    line = b"%b\t%b" % (orjson.dumps(head), orjson.dumps(body))
+    return b"%08x\t%b\n" % (zlib.crc32(line), line)
+
+
+def decode(line: bytes) -> tuple[list, bytes] | None:
+    """(head, JSON of the body) of a line, or None when it is torn or damaged."""
+    if len(line) < 12 or line[8:9] != b"\t" or line[-1:] != b"\n":
+        return None
+    content = line[9:-1]
+    try:
+        if int(line[:8], 16) != zlib.crc32(content):
+            return None
+        head, _, body = content.partition(b"\t")
+        return orjson.loads(head), body
+    except ValueError:
+        return None
+
+
+def scan(path: Path, offset: int = 0) -> Iterator[tuple[int, list | None, bytes]]:
+    """Yield (offset, head, JSON of the body) of each line from `offset` on; head is None where the line is damaged."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        for line in file:
+            record = decode(line)
+            yield (offset, *record) if record else (offset, None, line)
+            offset += len(line)
+
+
+class Journal:
+    """The one writer of a journal. Open it, read it with `scan`, then append."""
+
+    def __init__(self, path: Path, identity: dict, what: str, patience: float = 5.0) -> None:
+        """Lock and open the journal, cut its torn tail, and write the header when it is new.
+
+        `identity` are the settings that the answers depend on; `what` names the journal for people.
+        Raises UserError when another process writes it, or when its records are of another identity
+        (use `recorded` to compare before).
+        """
+        self.path, self.what = path, what
+        self.problem: UserError | None = None
+        self.damaged = 0  # lines in the middle that can't be read; their prompts are asked again
+        self.identity = identity
+        self.recorded: dict | None = None  # identity in the file, None when it is new
+        self._pending: list[bytes] = []
+        self._dirty = False
+        self._reserve = path.with_name(f".{path.name}.reserve")
+        self._lock = lock_exclusively(path.with_name(f"{path.name}.lock"), what, patience)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError:
+            os.close(self._lock)
+            raise
+        self._end = 0
+
+    def recover(self, take: Callable[[int, list, bytes], None]) -> None:
+        """Hand every good record to `take(offset, head, body)`, then cut off what a crash tore."""
+        damaged = 0
+        for offset, head, body in scan(self.path):
+            if head is None:
+                damaged += 1
+                continue
+            if head[0] == HEADER:
+                self.recorded = orjson.loads(body)
+            else:
+                take(offset, head, body)
+            # Lines after this one that are all damaged are the torn tail, not damage.
+            self.damaged += damaged
+            damaged = 0
+            self._end = offset + 10 + len(orjson.dumps(head)) + len(body) + 1
+        if os.fstat(self._file).st_size > self._end:
+            os.ftruncate(self._file, self._end)
+            os.fsync(self._file)
+
+    def begin(self) -> None:
+        """Make the journal ready for appending: header when it is new, reserve of disk space."""
+        if self.recorded is None:
+            if self._end:
+                raise UserError(
+                    f"{self.path}: its first line is damaged: move the file away; its prompts are asked again"
+                )
+            self._append_now(encode([HEADER, ""], self.identity))
+            self.recorded = self.identity
+            self.sync()
+            durable.fsync_directory(self.path.parent)
+        self._make_reserve()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it but the header."""
+        return self._end <= len(encode([HEADER, ""], self.recorded or {}))
+
+    @property
+    def position(self) -> int:
+        """Where the next record will begin."""
+        return self._end + sum(map(len, self._pending))
+
+    def append(self, head: list, body: Any) -> None:
+        """Add a record: written now, before anybody sends the next request, and fsynced by the next `sync`."""
+        self._pending.append(encode(head, body))
+        self.write()
+
+    def write(self) -> None:
+        """Write what was appended and is not written yet. On a full disk give up the reserve for it and set `problem`."""
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        try:
+            self._append_now(data)
+        except OSError as error:
+            # Half a record may be there: away with it, and try again with the reserve's space.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._end)
+            self._reserve.unlink(missing_ok=True)
+            self.problem = UserError(
+                f"{self.path}: can't be written ({error.strerror}): the job stops; what has arrived is kept. "
+                "Free some space and run again"
+            )
+            try:
+                self._append_now(data)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, self._end)
+                return
+        self._pending.clear()
+
+    def sync(self) -> None:
+        """Make everything written so far durable. May be called from another thread."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self._dirty = True
+            self.problem = UserError(
+                f"{self.path}: fsync failed ({error.strerror}): the disk is full or broken; the job stops"
+            )
+
+    def read(self, offset: int) -> bytes:
+        """JSON of the body of the record at `offset`."""
+        line = b""
+        while not line.endswith(b"\n") and (piece := os.pread(self._file, _PIECE, offset + len(line))):
+            line += piece[: piece.find(b"\n") + 1] or piece
+        record = decode(line)
+        if record is None:
+            raise UserError(f"{self.path}: the record at byte {offset} was changed while the job ran")
+        return record[1]
+
+    def replace(self, lines: list[bytes]) -> None:
+        """Start a new file with these lines in one step, after the old records were made durable elsewhere."""
+        data = b"".join([encode([HEADER, ""], self.identity), *lines])
+        durable.write_bytes(self.path, data)
+        os.close(self._file)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._end, self._dirty = len(data), False
+
+    def close(self) -> None:
+        """Write and sync what is left, and let the lock go."""
+        if self._lock < 0:
+            return
+        try:
+            self.write()
+            self.sync()
+        finally:
+            self._reserve.unlink(missing_ok=True)
+            os.close(self._file)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _append_now(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._end += len(data)
+        self._dirty = True
+
+    def _make_reserve(self) -> None:
+        statistics = os.statvfs(self.path.parent)
+        size = min(_RESERVE_BYTES, int(statistics.f_bavail * statistics.f_frsize * _RESERVE_SHARE))
+        if size <= 0:
+            raise UserError(f"{self.path.parent}: the disk is full: free some space and run again, nothing is lost")
+        descriptor = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            raise UserError(f"{self._reserve}: no space ({error.strerror}): free some and run again") from None
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,79 @@
+"""What a stage's result depends on: its part of the configuration, and for answers also the target's."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from scripts.lib.config.model import Config
+
+if TYPE_CHECKING:  # the workflow plans without tokenizers
+    from scripts.lib.target.model import Target
+
+Stage = Annotated[str, "target | prompts | completions | tokens | validated | training | hidden_states"]
+
+
+def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> dict[str, Any]:
+    """Exactly the values that a stage's result depends on, as plain JSON values.
+
+    Snakemake keeps them as params, so that a config edit reruns what it touches and nothing else;
+    the journal keeps them to refuse answers of other settings. Operational keys are not among them.
+    """
+    one = config.datasets[dataset] if dataset else None
+    target = config.model.model_dump(mode="json")
+    if stage == "target":
+        return {"model": target}
+    if stage == "prompts":
+        assert one is not None
+        keys = {
+            "data_class", "source", "preset", "format", "fields", "hub_config", "split", "revision", "max_samples",
+        }  # fmt: skip
+        return {
+            "dataset": one.model_dump(mode="json", include=keys),
+            "shards": config.shards,
+            "cleaning": config.cleaning.model_dump(mode="json"),
+            "selection": config.selection.model_dump(mode="json"),
+            # Prompts too long for the answer to fit are found in stage 1.
+            "max_tokens": config.lanes[one.lane].max_tokens if one.data_class == "B" else None,
+        }
+    if stage == "completions":
+        assert one is not None
+        keys = {"truncation", "truncation_max_tokens", "token_budget", "cost_budget"}
+        engine = {"kind", "served_model", "routing"} if config.engine.kind == "openai" else set()
+        return {
+            "model": target,
+            "sampling": config.sampling.model_dump(mode="json"),
+            "max_tokens": config.lanes[one.lane].max_tokens,
+            "dataset": one.model_dump(mode="json", include=keys),
+            "budget": config.budget.model_dump(mode="json"),
+            "engine": config.engine.model_dump(mode="json", include=engine),
+        }
+    if stage == "tokens":
+        assert one is not None
+        return {"dataset": one.model_dump(mode="json", include={"truncation", "reasoning_only"}), "model": target}
+    if stage == "validated":
+        return {"validation": config.validation.model_dump(mode="json")}
+    if stage == "training":
+        return {
+            "merge": config.merge.model_dump(mode="json"),
+            "weights": {name: dataset.weight for name, dataset in config.datasets.items()},
+        }
+    if stage == "hidden_states":
+        return {"model": target, "hidden_states": config.hidden_states.model_dump(mode="json", exclude={"concurrency"})}
+    raise ValueError(f"no stage {stage!r}")
+
+
+def identity(config: Config, dataset: str, target: "Target") -> dict[str, Any]:
+    """The settings that answers depend on. Answers of another identity are refused.
+
+    Budgets say how many answers there are, not what they are; `drop` is `keep` plus a later stage.
+    """
+    settings = stage_settings(config, "completions", dataset)
+    settings.pop("budget")
+    one = dict(settings["dataset"])
+    for name in ("token_budget", "cost_budget"):
+        one.pop(name)
+    if one["truncation"] == "drop":
+        one["truncation"] = "keep"
+    return {
+        **settings,
+        "dataset": one,
+        "target": {"tokenizer": target.tokenizer_hash, "template": target.template_hash},
+    }

@@ -1,0 +1,116 @@
+"""Files that survive a crash: written whole under a temporary name, fsynced, renamed."""
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from scripts.lib.core.errors import UserError
+
+TEMPORARY_SUFFIX = ".partial"
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames and new names inside `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    """Make the bytes of a closed file durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, busy: str) -> Iterator[None]:
+    """Be the only one who writes to `folder`, which is made. Raises UserError(busy) when there is another one.
+
+    The lock is the kernel's, so it goes with its holder, also after kill -9.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(busy) from None
+        yield
+
+
+@contextlib.contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success fsync it and rename it to `path`.
+
+    `path` therefore never exists half-written. On an exception the temporary file is removed
+    and `path` stays as it was.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The pid keeps two writers of one path from sharing a temporary file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        yield temporary
+        fsync_file(temporary)
+        os.replace(temporary, path)
+        fsync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_remains(path: Path | str) -> None:
+    """Remove what killed writers of `path` left, by a writer who is the only one."""
+    path = Path(path)
+    for remains in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY_SUFFIX}"):
+        remains.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Replace `path` with `data`, durably and atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path | str, value: object) -> None:
+    """Replace `path` with `value` as indented JSON, keys in the order given."""
+    write_bytes(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def read_json(path: Path | str) -> dict:
+    """Read a JSON object that `write_json` wrote.
+
+    Raises UserError when the file is missing or is not JSON.
+    """
+    try:
+        return orjson.loads(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+
+
+def sha256_file(path: Path | str) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_free_space(directory: Path, needed: int, purpose: str) -> None:
+    """Raise UserError when the file system of `directory` has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise UserError(
+            f"{directory}: {purpose} needs {needed / 1e9:.2f} GB free, {free / 1e9:.2f} GB is left: "
+            "free some space and run again, nothing is lost"
+        )

@@ -1,0 +1,384 @@
+"""The rows that flow between the stages, and the one Arrow schema of each.
+
+Writers and readers share these schemas, so that a column can't mean two things. A token id is an
+int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadata holds the
+provenance as JSON under the key `drafter-corpus`.
+"""
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+
+PROVENANCE_KEY = b"drafter-corpus"
+ROWS_PER_GROUP = 1024
+_ROWS_PER_TABLE = 64  # divides ROWS_PER_GROUP
+
+# Every prompt ends in exactly one of these (docs/architecture.md says what each means).
+OUTCOMES = (
+    "ok",
+    "length",
+    "reasoning_only",
+    "empty",
+    "repetition",
+    "content_filter",
+    "unexpected_tool_call",
+    "prompt_too_long",
+    "template_error",
+    "rejected",
+    "exhausted",
+    "over_budget",
+)
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(slots=True)
+class Message:
+    """One turn of a conversation, in the roles that chat templates know.
+
+    `reasoning` is the assistant's thought without its tags; `tool_calls` is the JSON text of the
+    OpenAI-style list.
+    """
+
+    role: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The dict that a chat template reads; reasoning under both names that templates use."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+            message["reasoning"] = self.reasoning
+        if self.tool_calls is not None:
+            message["tool_calls"] = orjson.loads(self.tool_calls)
+        return message
+
+
+@dataclass(slots=True)
+class Prompt:
+    """Stage 1. A conversation to answer (class B), to keep (class A), or ready tokens (class A).
+
+    Class B `messages` hold an optional system turn and the user turns only: the target answers each
+    user turn in order. Ready tokens have empty `messages` and their `input_ids` + `loss_mask`.
+    """
+
+    id: str  # hash of dataset, source row identity and normalised messages
+    dataset: str
+    source: str  # "file:row", for error messages
+    key: str  # hash of the normalised prompt text: equal keys are duplicates
+    messages: list[Message] = field(default_factory=list)
+    tools: str | None = None  # JSON text of the tool definitions
+    prompt_tokens: int = 0  # of the first prompt, in the target's tokens
+    prompt_ids: list[int] | None = None  # of the first prompt, class B only: what is sent is what was counted
+    input_ids: list[int] | None = None
+    loss_mask: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One generation: what was sent and what the engine sampled, as token ids."""
+
+    prompt_ids: list[int]
+    output_ids: list[int]  # verbatim, the stop token included
+    finish_reason: str  # stop | length
+    content: str | None  # text after the reasoning: for people and exports. None until the ids are decoded
+    reasoning: str | None = None
+    ids_origin: str = "engine"  # engine | reconstructed
+    eos_appended: bool = False  # the engine withheld the stop token that it reported as matched
+    flags: list[str] = field(default_factory=list)  # suspicions that keep the turn but are counted
+    model: str = ""  # as the endpoint reported it
+    provider: str = ""  # of a hosted API
+    endpoint: str = ""
+    cost_usd: float = 0.0
+    seconds: float = 0.0  # from send to last byte
+    seed: int = 0  # of the request
+
+
+@dataclass(slots=True)
+class Completion:
+    """Stage 2. The one terminal outcome of a prompt. `turns` has one entry per answered user turn."""
+
+    id: str
+    dataset: str
+    outcome: str
+    reason: str | None = None  # one line, for every outcome but ok
+    attempts: int = 1
+    messages: list[Message] = field(default_factory=list)  # the whole conversation, answers included
+    turns: list[Turn] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sample:
+    """Stages 3 to 5. One training sample.
+
+    `loss_mask[i]` is 1 iff the target sampled `input_ids[i]` (unshifted, stop token included).
+    """
+
+    id: str  # prompt id, or `{prompt id}/{turn}` where turns don't merge
+    prompt_id: str
+    dataset: str
+    input_ids: list[int]
+    loss_mask: list[int]
+    ids_origin: str  # engine | reconstructed | rendered (class A conversations) | given (ready tokens)
+    outcome: str  # of its last turn: ok | length | reasoning_only (both kept by policy) | kept (class A)
+    messages: list[Message] = field(default_factory=list)
+    tools: str | None = None
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reject(Sample):
+    """A sample that validation refused, kept with the name of the check and what it saw."""
+
+    check: str = ""
+    detail: str = ""
+
+
+_message = pa.struct(
+    [
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("reasoning", pa.string()),
+        pa.field("tool_calls", pa.string()),
+    ]
+)
+_ids = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_mask = pa.list_(pa.field("element", pa.int8(), nullable=False))
+_strings = pa.list_(pa.field("element", pa.string(), nullable=False))
+_messages = pa.list_(pa.field("element", _message, nullable=False))
+_turn = pa.struct(
+    [
+        pa.field("prompt_ids", _ids, nullable=False),
+        pa.field("output_ids", _ids, nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("reasoning", pa.string()),
+        pa.field("ids_origin", pa.string(), nullable=False),
+        pa.field("eos_appended", pa.bool_(), nullable=False),
+        pa.field("flags", _strings, nullable=False),
+        pa.field("model", pa.string(), nullable=False),
+        pa.field("provider", pa.string(), nullable=False),
+        pa.field("endpoint", pa.string(), nullable=False),
+        pa.field("cost_usd", pa.float64(), nullable=False),
+        pa.field("seconds", pa.float64(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+    ]
+)
+
+
+def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=nullable) for name, kind, nullable in fields])
+
+
+PROMPT_SCHEMA = _schema(
+    ("id", pa.string(), False),
+    ("dataset", pa.string(), False),
+    ("source", pa.string(), False),
+    ("key", pa.string(), False),
+    ("messages", _messages, False),
+    ("tools", pa.string(), True),
+    ("prompt_tokens", pa.int32(), False),
+    ("prompt_ids", _ids, True),
+    ("input_ids", _ids, True),
+    ("loss_mask", _mask, True),
+)
+COMPLETION_SCHEMA = _schema(
+    ("id", pa.string(), False),
+    ("dataset", pa.string(), False),
+    ("outcome", pa.string(), False),
+    ("reason", pa.string(), True),
+    ("attempts", pa.int32(), False),
+    ("messages", _messages, False),
+    ("turns", pa.list_(pa.field("element", _turn, nullable=False)), False),
+)
+SAMPLE_SCHEMA = _schema(
+    ("id", pa.string(), False),
+    ("prompt_id", pa.string(), False),
+    ("dataset", pa.string(), False),
+    ("input_ids", _ids, False),
+    ("loss_mask", _mask, False),
+    ("ids_origin", pa.string(), False),
+    ("outcome", pa.string(), False),
+    ("messages", _messages, False),
+    ("tools", pa.string(), True),
+    ("flags", _strings, False),
+)
+REJECT_SCHEMA = _schema(
+    *((f.name, f.type, f.nullable) for f in SAMPLE_SCHEMA),
+    ("check", pa.string(), False),
+    ("detail", pa.string(), False),
+)
+
+_CODES = {pa.int8(): "b", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}  # of the array module
+
+SCHEMAS: dict[type, pa.Schema] = {
+    Prompt: PROMPT_SCHEMA,
+    Completion: COMPLETION_SCHEMA,
+    Sample: SAMPLE_SCHEMA,
+    Reject: REJECT_SCHEMA,
+}
+
+
+def with_provenance(schema: pa.Schema, provenance: dict) -> pa.Schema:
+    """The schema with `provenance` (any JSON object) in its metadata."""
+    return schema.with_metadata({PROVENANCE_KEY: orjson.dumps(provenance, option=orjson.OPT_SORT_KEYS)})
+
+
+def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: dict | Callable[[], dict]) -> int:
+    """Write records of `kind` to a Parquet file, durably and atomically. Returns the row count.
+
+    There may be one writer only. Rows are streamed: memory holds one row group. Equal rows give equal bytes. A function as
+    `provenance` is asked after the last row, for what only then is known.
+    """
+    schema = SCHEMAS[kind] if callable(provenance) else with_provenance(SCHEMAS[kind], provenance)
+    count = 0
+    durable.remove_remains(path)  # as large as the file itself
+    with durable.replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        # Python ints take 36 bytes, Arrow's 4: few rows wait as Python objects, the row group as tables.
+        rows_waiting: list[Any] = []
+        tables: list[pa.Table] = []
+        for row in rows:
+            rows_waiting.append(row)
+            count += 1
+            if len(rows_waiting) == _ROWS_PER_TABLE:
+                tables.append(_table(rows_waiting, schema))
+                rows_waiting.clear()
+            if count % ROWS_PER_GROUP == 0:
+                writer.write_table(pa.concat_tables(tables).combine_chunks())
+                tables.clear()
+        if rows_waiting:
+            tables.append(_table(rows_waiting, schema))
+        if tables:
+            writer.write_table(pa.concat_tables(tables).combine_chunks())
+        if callable(provenance):
+            late = with_provenance(SCHEMAS[kind], provenance()).metadata
+            writer.add_key_value_metadata(late)
+    return count
+
+
+def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
+    """Records as a table.
+
+    Other than `Table.from_pylist` this imports no pandas (see `column`).
+    """
+    columns = [column([getattr(row, field.name) for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column of numbers, truth values, texts, lists or records, of which texts and lists may be None.
+
+    Built from buffers: the first time that pyarrow converts a Python value it imports pandas, where there is one, to see
+    whether the value is pandas'. That would cost every job a quarter of a second of CPU.
+    """
+    if kind in _CODES:
+        return _numbers(kind, [values])
+    if pa.types.is_boolean(kind):
+        return pa.Array.from_buffers(kind, len(values), [None, _bits(values)])
+    if pa.types.is_struct(kind):
+        fields = [column([getattr(record, field.name) for record in values], field.type) for field in kind]
+        return pa.Array.from_buffers(kind, len(values), [None], children=fields)
+    known = [value is not None for value in values]
+    validity = None if all(known) else _bits(known)
+    items: list[Any] = (
+        [value or () for value in values] if pa.types.is_list(kind) else [(v or "").encode() for v in values]
+    )
+    offsets = pa.py_buffer(array("i", itertools.accumulate(map(len, items), initial=0)))
+    if not pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, len(values), [validity, offsets, pa.py_buffer(b"".join(items))])
+    if kind.value_type in _CODES:
+        inner = _numbers(kind.value_type, items)
+    else:
+        inner = column(list(itertools.chain.from_iterable(items)), kind.value_type)
+    return pa.Array.from_buffers(kind, len(values), [validity, offsets], children=[inner])
+
+
+def _numbers(kind: pa.DataType, lists: Iterable[Iterable]) -> pa.Array:
+    """The numbers of all lists, one after another."""
+    numbers = array(_CODES[kind])
+    for one in lists:
+        numbers.fromlist(one) if type(one) is list else numbers.extend(one)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _bits(flags: list[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.array(flags, bool), bitorder="little"))
+
+
+class _ParquetFile(pq.ParquetFile):
+    """A Parquet file whose damaged pages are an error of its user, too: the footer alone shows none of them."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        with _readable(path):
+            super().__init__(path)
+
+    def iter_batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatch]:
+        with _readable(self._path):
+            yield from super().iter_batches(*args, **kwargs)
+
+    def read_row_group(self, *args: Any, **kwargs: Any) -> pa.Table:
+        with _readable(self._path):
+            return super().read_row_group(*args, **kwargs)
+
+
+@contextmanager
+def _readable(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:  # the last: names of columns
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not a readable Parquet file ({reason}): delete it and run again") from None
+
+
+def open_parquet(path: Path | str) -> pq.ParquetFile:
+    """Open a Parquet file of ours. It and its reads raise UserError naming the file when it is missing or broken."""
+    return _ParquetFile(path)
+
+
+def read_rows(path: Path | str, kind: type) -> Iterator[Any]:
+    """Yield the records of a Parquet file that `write_rows` wrote, one row group in memory at a time."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
+            for row in batch.to_pylist():
+                yield from_dict(kind, row)
+
+
+def read_columns(path: Path | str, names: list[str]) -> Iterator[tuple]:
+    """Yield the values of some columns, row by row, of a Parquet file of ours."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(columns=names):
+            yield from zip(*(batch.column(name).to_pylist() for name in names))
+
+
+def read_provenance(path: Path | str) -> dict:
+    """The provenance that the writer stored; {} for a file of someone else."""
+    with open_parquet(path) as file:
+        metadata = file.metadata.metadata or {}
+    return orjson.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+
+
+def from_dict(kind: type, row: dict) -> Any:
+    """Build a record from a plain dict (of Parquet or JSON), nested records included."""
+    row = dict(row)
+    if "messages" in row:
+        row["messages"] = [Message(**message) for message in row["messages"]]
+    if "turns" in row:
+        row["turns"] = [Turn(**turn) for turn in row["turns"]]
+    return kind(**row)

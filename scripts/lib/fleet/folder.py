@@ -1,0 +1,113 @@
+"""Where the jobs, the keeper and the servers of one run meet: a folder of locks on a local disk.
+
+    keeper.lock     held exclusively by the keeper for its life
+    leases.lock     held shared by every lease; the keeper takes it exclusively to see that none is left
+    lanes/{lane}/   one locked file per lease, to count them
+    launch.json     what the keeper is to run, written by the lease that starts it
+    fleet.json      what the keeper says about its servers, replaced atomically
+    stop            asks the keeper not to linger
+
+Local, because the locks of network file systems don't always survive a kill and the processes that
+meet here are on one machine anyway. The temporary folder and not XDG_RUNTIME_DIR, which systemd
+removes at logout while a run under nohup goes on.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import digest
+
+
+def meeting_label() -> str:
+    """Name of this machine and, inside Slurm, of the allocation's job and step.
+
+    Slurm ends a step's processes with the step, so a keeper can't serve other steps.
+    """
+    parts = [socket.gethostname()]
+    parts += [os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if os.environ.get(name)]
+    return "-".join(parts)
+
+
+def private_directory(path: Path) -> Path:
+    """Create `path` for this user only. Raises UserError when it is somebody else's or open to others."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(
+            f"{path}: must be a folder that only you may enter: remove it, or set TMPDIR to a folder of your own"
+        )
+    return path
+
+
+class Meeting:
+    """The folder of one run's fleet on this machine (in this allocation)."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.keeper_lock = directory / "keeper.lock"
+        self.leases_lock = directory / "leases.lock"
+        self.lanes = directory / "lanes"
+        self.launch = directory / "launch.json"
+        self.fleet = directory / "fleet.json"
+        self.stop = directory / "stop"
+
+    @classmethod
+    def of(cls, state: Path) -> "Meeting":
+        """The meeting of the run whose state folder is `state`; created when it doesn't exist."""
+        key = digest([os.getuid(), meeting_label(), str(Path(state).resolve())])
+        base = private_directory(Path(tempfile.gettempdir()) / f"drafter-corpus-{os.getuid()}")
+        return cls(private_directory(base / key))
+
+    def keeper_lives(self) -> bool:
+        """Whether a keeper holds this meeting."""
+        with open_lock(self.keeper_lock) as descriptor:
+            return not try_lock(descriptor, fcntl.LOCK_SH)
+
+    def read(self, path: Path) -> dict:
+        """A JSON file of the meeting, {} when it isn't there (yet)."""
+        try:
+            return orjson.loads(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+
+    def write(self, path: Path, value: object) -> None:
+        """Replace a JSON file atomically. Not fsynced: after a power cut nobody is left to read it."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(orjson.dumps(value))
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def open_lock(path: Path) -> Iterator[int]:
+    """Descriptor of a lock file, closed (and so released) at the end."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Take an flock (LOCK_SH or LOCK_EX) if nobody is in the way. Never waits."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def same_file(descriptor: int, path: Path) -> bool:
+    """Whether `path` still is the file that `descriptor` has open (somebody may have emptied /tmp)."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

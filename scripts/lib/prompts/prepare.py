@@ -1,0 +1,301 @@
+"""Stage 1: rows of a dataset's sources to prompts with stable ids, cut into shards.
+
+Two passes. Reading turns each row into a clean candidate on disk or counts why not; choosing goes through the
+candidates in seeded order, drops duplicates, evaluation prompts and prompts that don't fit, and stops at
+`max_samples`, so that only prompts that may be used are tokenized.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.lib.config.model import Config, Dataset
+from scripts.lib.config.stage_settings import stage_settings
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import code_version
+from scripts.lib.core.records import Prompt, column, open_parquet, with_provenance, write_rows
+from scripts.lib.prompts.candidates import Candidate, Spool, spool
+from scripts.lib.prompts.cleaning import Cleaner
+from scripts.lib.prompts.defects import Defect
+from scripts.lib.prompts.selection import (
+    Decontamination,
+    NearDuplicates,
+    prompt_id,
+    prompt_key,
+    prompt_texts,
+    seeded_order,
+    shard_of,
+)
+from scripts.lib.prompts.sources import conversation_of, read_rows, source_files
+from scripts.lib.prompts.sources.files import local_file, local_paths
+from scripts.lib.prompts.sources.presets import plan_of
+from scripts.lib.prompts.tally import EXAMPLES, Tally, summary
+from scripts.lib.target.model import Target, TemplateError
+
+# A source of which not one of so many first rows can be used was configured wrongly: don't read on for hours.
+HOPELESS_ROWS = 10_000
+ROWS_PER_LINE = 200_000
+BATCH = 256
+KEYS_SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("key", pa.string(), nullable=False)])
+
+
+def prepare_prompts(
+    config: Config,
+    name: str,
+    target: Target,
+    output: Path,
+    earlier: Sequence[Path] = (),
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> dict[str, Any]:
+    """Write the prompts of dataset `name` to `output`: `{shard}.parquet`, keys.parquet, report.json.
+
+    `earlier` are keys.parquet of the datasets that have priority. Returns the report. Raises UserError when the
+    dataset is unknown, its source can't be read, too many rows are unfit, or no prompt is left.
+    """
+    if name not in config.datasets:
+        raise UserError(f"no dataset `{name}` in the config; there are {', '.join(config.datasets)}")
+    dataset = config.datasets[name]
+    limit = longest_prompt(config, dataset, target)
+    files = source_files(name, dataset)
+    tally = Tally()
+    with spool(output) as candidates:
+        _read(config, name, dataset, target, files, candidates, tally, say)
+        _choose(config, name, dataset, target, limit, earlier, candidates, tally)
+        if not tally.kept and not any(reason.startswith("duplicate") for reason in tally.dropped):
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(tally.dropped.items()))
+            raise UserError(f"datasets.{name}: no prompt is left of {tally.rows} rows: {reasons}")
+        provenance = {
+            "stage": "prompts",
+            "dataset": name,
+            "settings": stage_settings(config, "prompts", name),
+            "target": target.provenance(),
+            "sources": [{"name": file.name, **file.describe()} for file in files],
+            "code": code_version(),
+        }
+        counts = _write(config, name, candidates, output, provenance)
+    report = tally.report(name, dataset.data_class, counts, provenance)
+    durable.write_json(output / "report.json", report)
+    say(summary(report))
+    return report
+
+
+def longest_prompt(config: Config, dataset: Dataset, target: Target) -> int:
+    """Most tokens that the first prompt may have. Raises UserError when an answer can't fit at all."""
+    room = target.context_length - 1
+    if dataset.data_class == "B":
+        answer = config.lanes[dataset.lane].max_tokens
+        room = target.context_length - answer
+        if room <= 0:
+            raise UserError(
+                f"lanes.{dataset.lane}.max_tokens: {answer} leaves no room for a prompt in the target's context of "
+                f"{target.context_length} tokens"
+            )
+    return min(room, config.cleaning.max_prompt_tokens or room)
+
+
+def _read(
+    config: Config,
+    name: str,
+    dataset: Dataset,
+    target: Target,
+    files: list,
+    candidates: Spool,
+    tally: Tally,
+    say: Callable[[str], None],
+) -> None:
+    """First pass: every row becomes a candidate or is counted."""
+    plan = plan_of(name, dataset)
+    clean = Cleaner(
+        data_class=dataset.data_class,
+        target=target,
+        neutralise=config.cleaning.control_tokens == "neutralise",
+        blocked_replies=config.cleaning.blocked_replies,
+        page_residue=plan.page_residue,
+    )
+    seed = config.selection.seed
+    for row in read_rows(files, lambda file: say(f"{name}: reading {file.name}")):
+        tally.rows += 1
+        try:
+            conversation, changes = clean(conversation_of(row, plan))
+        except Defect as defect:
+            tally.drop(defect.reason, row.where, defect.detail)
+            if tally.rows == tally.defects == HOPELESS_ROWS and config.cleaning.max_reject_rate < 1:
+                raise UserError(
+                    f"datasets.{name}: none of the first {HOPELESS_ROWS} rows can be used: {tally.first_defects()}"
+                ) from None
+            continue
+        for change in changes:
+            tally.changed[change] = tally.changed.get(change, 0) + 1
+        id = prompt_id(name, conversation)
+        candidates.add(seeded_order(seed, id), id, prompt_key(conversation), row.where, conversation)
+        if tally.rows % ROWS_PER_LINE == 0:
+            say(f"{name}: {tally.rows:,} rows read, {tally.defects:,} unfit")
+    if not tally.rows:
+        raise UserError(f"datasets.{name}.source: no rows in {', '.join(file.name for file in files)}")
+    if tally.defects > config.cleaning.max_reject_rate * tally.rows:
+        raise UserError(
+            f"datasets.{name}: {tally.defects} of {tally.rows} rows ({tally.defects / tally.rows:.0%}) can't be used, "
+            f"more than cleaning.max_reject_rate {config.cleaning.max_reject_rate:.0%}: {tally.first_defects()}; "
+            "mend the rows, name `format` or `fields`, or raise the rate"
+        )
+
+
+def _choose(
+    config: Config,
+    name: str,
+    dataset: Dataset,
+    target: Target,
+    limit: int,
+    earlier: Sequence[Path],
+    candidates: Spool,
+    tally: Tally,
+) -> None:
+    """Second pass: keep candidates in seeded order until there are max_samples."""
+    selection = config.selection
+    if selection.deduplicate == "across":
+        for path in earlier:
+            for keys in read_keys(path):
+                candidates.take_earlier(keys)
+    deduplicates = selection.deduplicate != "none"
+    if deduplicates:
+        candidates.find_duplicates()
+    evaluation = None
+    if selection.decontaminate:
+        evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
+    near = NearDuplicates(selection.near_duplicates, candidates.database) if selection.near_duplicates else None
+    wanted = dataset.max_samples or sys.maxsize
+    reached = 0
+    stream = _numbered(name, candidates.in_order())
+    while tally.kept < wanted:
+        # No more than are wanted still: what is beyond them is not looked at.
+        batch = list(itertools.islice(stream, min(BATCH, wanted - tally.kept)))
+        if not batch:
+            break
+        reached += len(batch)
+        fresh = []
+        for id, candidate in batch:
+            reason = candidates.duplicate(candidate) if deduplicates else None
+            if evaluation and reason is None and evaluation.matches(prompt_texts(candidate.conversation.messages)):
+                reason = "contaminated"
+            if reason is None:
+                fresh.append((id, candidate))
+            else:
+                tally.drop(reason, candidate.source, id=id)
+        for (id, candidate), ids in zip(fresh, _first_prompts(fresh, target)):
+            if isinstance(ids, str):
+                tally.drop("template_error", candidate.source, ids, id)
+            elif (length := len(ids)) > limit:
+                tally.drop("prompt_too_long", candidate.source, f"{length} tokens, at most {limit}", id)
+            elif near is not None and (other := near.add_or_find(id, prompt_texts(candidate.conversation.messages))):
+                tally.drop("near_duplicate", candidate.source, f"like {other}", id)
+            else:
+                kept_ids = ids if dataset.data_class == "B" else None
+                candidates.keep(shard_of(id, config.shards), tally.kept, candidate.number, id, length, kept_ids)
+                tally.kept += 1
+                tally.tokens += length
+                tally.longest = max(tally.longest, length)
+    rest, examples = candidates.not_reached(reached, EXAMPLES)
+    if rest:
+        tally.dropped["not_selected"] = rest
+        tally.examples["not_selected"] = [{"source": source, "id": id} for source, id in examples]
+    candidates.index_choice()
+
+
+def _numbered(name: str, candidates: Iterator[Candidate]) -> Iterator[tuple[str, Candidate]]:
+    """Candidates with their final id: rows that are equal in everything are counted. They follow each other."""
+    before, occurrence = "", 0
+    for candidate in candidates:
+        occurrence = occurrence + 1 if candidate.id == before else 0
+        before = candidate.id
+        yield prompt_id(name, candidate.conversation, occurrence) if occurrence else candidate.id, candidate
+
+
+def _first_prompts(chosen: list[tuple[str, Candidate]], target: Target) -> list[list[int] | str]:
+    """Ids of each first prompt, or why the template refuses it."""
+    found: list[list[int] | str | None] = []
+    texts: list[str] = []
+    for _, candidate in chosen:
+        conversation = candidate.conversation
+        if conversation.input_ids is not None:
+            mask = conversation.loss_mask or []
+            found.append(conversation.input_ids[: mask.index(1)] if 1 in mask else conversation.input_ids)
+            continue
+        users = [index for index, message in enumerate(conversation.messages) if message.role == "user"]
+        first = conversation.messages[: users[0] + 1]
+        try:
+            texts.append(target.render_text(first, conversation.tools))
+            found.append(None)  # filled in below, by batch
+        except TemplateError as error:
+            found.append(str(error))
+    encoded = iter(target.encode_batch(texts))
+    return [next(encoded) if one is None else one for one in found]
+
+
+def evaluation_texts(paths: Sequence[str]) -> Iterator[str]:
+    """The user's turns of evaluation sets, whatever their format. Raises UserError for a file without any."""
+    from scripts.lib.config.model import Fields
+    from scripts.lib.prompts.sources.formats import to_conversation
+
+    for path in paths:
+        found = 0
+        files = [local_file(file) for file in local_paths(path, "selection.decontaminate")]
+        for row in read_rows(files):
+            if row.defect is not None:
+                raise UserError(f"{row.where}: {row.defect.reason}: an evaluation set must be readable as a whole")
+            try:
+                texts = prompt_texts(to_conversation(row.value, "auto", Fields()).messages)
+            except Defect as defect:
+                raise UserError(f"{row.where}: {defect.reason} {defect.detail}: not an evaluation prompt") from None
+            found += len(texts)
+            yield from texts
+        if not found:
+            raise UserError(f"selection.decontaminate: {path}: holds no prompts")
+
+
+def read_keys(path: Path) -> Iterator[list[bytes]]:
+    """Keys of a keys.parquet, in lists. Raises UserError when it is missing or broken."""
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(columns=["key"], batch_size=10_000):
+            yield [bytes.fromhex(key) for key in batch.column(0).to_pylist()]
+
+
+def _write(config: Config, name: str, candidates: Spool, output: Path, provenance: dict) -> list[int]:
+    """Write all shards (also empty ones) and the keys. Returns the rows of each shard."""
+
+    def prompts(shard: int) -> Iterator[Prompt]:
+        for id, tokens, ids, candidate in candidates.shard(shard):
+            conversation = candidate.conversation
+            yield Prompt(
+                id=id,
+                dataset=name,
+                source=candidate.source,
+                key=candidate.key.hex(),
+                messages=conversation.messages,
+                tools=conversation.tools,
+                prompt_tokens=tokens,
+                prompt_ids=ids,
+                input_ids=conversation.input_ids,
+                loss_mask=conversation.loss_mask,
+            )
+
+    counts = [
+        write_rows(output / f"{shard}.parquet", Prompt, prompts(number), provenance | {"shard": shard})
+        for number, shard in enumerate(config.shard_names())
+    ]
+    schema = with_provenance(KEYS_SCHEMA, provenance)
+    with (
+        durable.replacing(output / "keys.parquet") as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        keys = candidates.keys()
+        while rows := list(itertools.islice(keys, 10_000)):
+            values = [id for id, _ in rows], [key.hex() for _, key in rows]
+            columns = [column(one, field.type) for one, field in zip(values, schema)]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    return counts

@@ -1,0 +1,57 @@
+"""Stage 1's shards as stage 2 reads them: as cheaply as a prompt that is answered once allows."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from scripts.lib.core.records import Message, Prompt, open_parquet, read_columns
+
+_READ_ROWS = 256  # prompts in memory at once
+_PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
+
+
+def prompt_ids(path: Path) -> Iterator[str]:
+    """The ids of a prompt shard, in order."""
+    return (id for (id,) in read_columns(path, ["id"]))
+
+
+def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
+    """The prompts of a shard whose id is wanted, some rows in memory at once.
+
+    Without ready tokens, which class-B prompts don't have. Read column by column: pyarrow makes nested
+    Python objects a row at a time, which would cost as much as half a request.
+    """
+    with open_parquet(path) as file:
+        # Shards of before this column was: their prompts are rendered when they are sent.
+        rendered = "prompt_ids" in file.schema_arrow.names
+        columns = _PROMPT_COLUMNS + ["prompt_ids"] * rendered
+        for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
+            ids = batch.column("id").to_pylist()
+            keep = [row for row, id in enumerate(ids) if wanted(id)]
+            if not keep:
+                continue
+            lists = batch.column("messages")
+            offsets = lists.offsets.to_pylist()
+            fields = [lists.values.field(name).to_pylist() for name in ("role", "content", "reasoning", "tool_calls")]
+            messages = [Message(*values) for values in zip(*fields)]
+            dataset, source, key, tools, tokens = (
+                batch.column(name).to_pylist() for name in ("dataset", "source", "key", "tools", "prompt_tokens")
+            )
+            sent: list[list[int]] = _int_lists(batch.column("prompt_ids")) if rendered else [[]] * len(ids)
+            for row in keep:
+                own = messages[offsets[row] : offsets[row + 1]]
+                yield Prompt(
+                    ids[row], dataset[row], source[row], key[row], own, tools[row], tokens[row], sent[row] or None
+                )
+
+
+def _int_lists(column: pa.ListArray) -> list[list[int]]:
+    """The lists of a column of int32; null ones are empty.
+
+    Read from the buffer: `to_numpy` imports pandas, a quarter of a second of CPU.
+    """
+    values = column.values
+    numbers = memoryview(values.buffers()[1] or b"").cast("i")[values.offset :]
+    return [numbers[begin:end].tolist() for begin, end in itertools.pairwise(column.offsets.to_pylist())]

@@ -1,0 +1,412 @@
+"""The target model as its tokens see it: tokenizer, chat template and facts, pinned in one folder.
+
+`tokenizer_sources.prepare_target` builds the folder (results/target), every later stage loads it from there, offline:
+`target.json` (facts and hashes), `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. A tokenizer that
+needs code of its model (`trust_remote_code`) keeps its files in `remote/` instead of `tokenizer.json`.
+
+Everything is read as transformers reads it, but transformers itself is imported only for such code: it costs every
+job a second of CPU.
+"""
+
+import datetime
+import functools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jinja2
+import orjson
+from tokenizers import AddedToken, Tokenizer
+
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.records import Message
+from scripts.lib.target import output
+from scripts.lib.target.byte_level import token_bytes
+from scripts.lib.target.chat_template import Renderer, compile_template
+from scripts.lib.target.output import Output
+
+# transformers warns on import that there is no torch: the client needs none.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+FACTS_FILE = "target.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+REMOTE_FOLDER = "remote"
+_WINDOW = 48  # characters on each side of a seam
+# In the order in which transformers gives ids to those that the tokenizer lacks.
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TemplateError(ValueError):
+    """The chat template refuses a conversation, or its text can't be tokenized."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The content of target.json."""
+
+    name: str
+    revision: str | None
+    vocab_size: int
+    context_length: int
+    eos_ids: list[int]
+    bos_id: int | None
+    structural: dict[str, dict[str, int]]
+    tool_ids: list[int]
+    think_ids: list[int] | None
+    template_kwargs: dict[str, Any]
+    date: str
+    tokenizer_hash: str
+    template_hash: str
+    tokenizer: str | None  # where tokenizer and template come from when not from `name`
+    remote_code: bool  # the tokenizer is Python code of the model's
+    files: dict[str, str]  # path inside the folder -> sha256
+
+
+class Target:
+    """Tokenizer + template + facts of the target model.
+
+    Attributes:
+        vocab_size: rows of the embedding; ids lie in [0, vocab_size). Not the tokenizer's length, which is smaller
+            (Qwen3: 151,669 of 151,936) and, where ids have gaps, says nothing at all.
+        context_length: longest prompt + answer in tokens.
+        eos_ids: ids that end a turn.
+        bos_id: id that every prompt starts with and holds once; None when the template renders no such token
+            (SmolLM2's nominal bos is `<|im_start|>`, which opens every turn).
+        structural_ids: chat, think, tool, media and eos ids that user text must not contain.
+        tool_ids: ids that open tool calls.
+        think_open_id, think_close_id: ids of the tags around a thought.
+    """
+
+    def __init__(self, facts: Facts, vocabulary: "Vocabulary"):
+        self.facts = facts
+        self.name = facts.name
+        self.revision = facts.revision
+        self.vocab_size = facts.vocab_size
+        self.context_length = facts.context_length
+        self.eos_ids = frozenset(facts.eos_ids)
+        self.bos_id = facts.bos_id
+        self.tool_ids = frozenset(facts.tool_ids)
+        self.think_open_id, self.think_close_id = facts.think_ids or (None, None)
+        self.tokenizer_hash = facts.tokenizer_hash
+        self.template_hash = facts.template_hash
+        self.structural_texts = {text: token for tokens in facts.structural.values() for text, token in tokens.items()}
+        self.structural_ids = frozenset(self.structural_texts.values()) | self.eos_ids
+        self.template: str = vocabulary.template
+        frozen = frozen_template(self.template, facts.date)
+        self._apply = vocabulary.renderer(frozen, template_variables(frozen, facts.template_kwargs, facts.date))
+        self._vocabulary = vocabulary
+        self._backend = vocabulary.backend
+        self._bytes = token_bytes(vocabulary.backend) if vocabulary.backend is not None else None
+        # A structural id needs its token's text: looking for that first spares tokenizing almost every text.
+        self._suspicious = re.compile("|".join(re.escape(text) for text in self.structural_texts) or r"(?!)")
+
+        added = vocabulary.added.values()
+        self._walls = tuple(
+            token.content for token in added if token.content in self.structural_texts and not token.rstrip
+        )
+        self._encode_header = functools.lru_cache(maxsize=256)(self.encode)
+        self._greedy = tuple(token.content for token in added if token.lstrip)
+
+    def provenance(self) -> dict[str, Any]:
+        """What the ids of this target depend on, for the metadata of shards."""
+        facts = self.facts
+        return {
+            "name": facts.name,
+            "revision": facts.revision,
+            "tokenizer_hash": facts.tokenizer_hash,
+            "template_hash": facts.template_hash,
+            "template_kwargs": facts.template_kwargs,
+            "date": facts.date,
+            "vocab_size": facts.vocab_size,
+        }
+
+    def render(self, messages: Sequence[Message], tools: str | None = None) -> list[int]:
+        """Prompt ids of a conversation, generation prompt included.
+
+        Raises TemplateError when the template refuses the messages.
+        """
+        return self.encode(self.render_text(messages, tools))
+
+    def render_text(
+        self, messages: Sequence[Message], tools: str | None = None, *, generation_prompt: bool = True
+    ) -> str:
+        """The text whose tokens `render` returns. Raises TemplateError when the template refuses the messages."""
+        if not messages:
+            raise TemplateError("the conversation has no messages")
+        conversation = [message.for_template() for message in messages]
+        calls = any("tool_calls" in message for message in conversation)
+        try:
+            parsed_tools = orjson.loads(tools) if tools else None
+            if calls:
+                return self._apply_with_calls(conversation, parsed_tools, generation_prompt)
+            return self._apply(conversation, parsed_tools, generation_prompt)
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            # Templates run arbitrary expressions over the messages: whatever they raise is the template's refusal.
+            raise TemplateError(" ".join(str(error).split())[:300] or type(error).__name__) from None
+
+    def _apply_with_calls(self, conversation: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
+        """Templates disagree whether a call's arguments are an object (most) or JSON text (DeepSeek-V3.1): try both."""
+        try:
+            return self._apply(_with_parsed_arguments(conversation), tools, generation_prompt)
+        except (jinja2.TemplateError, TypeError):
+            return self._apply(conversation, tools, generation_prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, control tokens in it recognised, no special tokens added.
+
+        Raises TemplateError for text that isn't Unicode (lone surrogates).
+        """
+        try:
+            return self._vocabulary.encode(text)
+        except (TypeError, UnicodeEncodeError):
+            raise TemplateError(f"text can't be tokenized: {text[:60]!r} is not valid Unicode") from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, for many texts at once: all cores, without the interpreter in between."""
+        if self._backend is None:
+            return [self.encode(text) for text in texts]
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except (TypeError, UnicodeEncodeError):
+            return [self.encode(text) for text in texts]  # raises at the text that is at fault
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens kept, nothing cleaned up. Broken characters come out as U+FFFD."""
+        if self._bytes is not None:
+            return self._bytes.text(ids)
+        return self._vocabulary.decode(list(ids))
+
+    def structural_in(self, text: str) -> list[int]:
+        """Structural ids that this text alone would produce when it is tokenized, in order."""
+        if not self._suspicious.search(text) and (
+            text.isascii() or not self._suspicious.search(self._normalized(text))
+        ):
+            return []
+        return [token for token in self.encode(text) if token in self.structural_ids]
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self._backend.normalizer if self._backend is not None else None
+        return normalizer.normalize_str(text) if normalizer is not None else text
+
+    def separable(self, left: str, right: str) -> bool:
+        """Whether `left` and `right` give the same ids apart as together.
+
+        Not so where a pre-tokenizer or a merge reaches over the seam: `assistant\\n` + `\\nHi`. Beyond a control token
+        nothing reaches; elsewhere a window of text on both sides is tried.
+        """
+        if left.endswith(self._walls) and not right.startswith(self._greedy):
+            return True
+        left, right = left[-_WINDOW:], right[:_WINDOW]
+        start = max((left.rfind(wall) for wall in self._walls), default=-1)
+        if start > 0:
+            left = left[start:]  # mostly the header of a turn, the same every time
+        return self.encode(left + right) == self._encode_header(left) + self.encode(right)
+
+    def split_output(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
+        """Split what the engine sampled into thought and content, at ids, never by text (see `chat`)."""
+        return output.split_output(self, prompt_ids, output_ids)
+
+    @functools.cached_property
+    def harmony(self) -> dict[str, int] | None:
+        """Ids of gpt-oss's channel markers by name; None for every other family."""
+        names = ("start", "channel", "message", "end", "return", "call")
+        ids = {name: self.structural_texts.get(f"<|{name}|>") for name in names}
+        if None in ids.values() or "<|channel|>" not in self.template:
+            return None
+        return ids  # type: ignore[return-value]
+
+
+def _with_parsed_arguments(conversation: list[dict]) -> list[dict]:
+    """The conversation with each tool call's JSON text of arguments as an object."""
+    parsed = []
+    for message in conversation:
+        if "tool_calls" in message:
+            message = {**message, "tool_calls": [_parsed_call(call) for call in message["tool_calls"]]}
+        parsed.append(message)
+    return parsed
+
+
+def _parsed_call(call: dict) -> dict:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": orjson.loads(function["arguments"])}}
+    except orjson.JSONDecodeError:
+        return call  # arguments that a model garbled stay text
+
+
+_CLOCK = re.compile(r"""\bstrftime_now\(\s*(?:format\s*=\s*)?(?:'([^']*)'|"([^"]*)")\s*\)""")
+
+
+def frozen_template(template: str, date: str) -> str:
+    """The template with every reading of the clock replaced by `date`, so that ids don't change overnight.
+
+    gpt-oss, Llama-3.2, Mistral and SmolLM3 call `strftime_now("%d %B %Y")`. transformers lets nobody pass another
+    clock (callables become text), and engines don't either. Raises UserError for a call that can't be evaluated here.
+    """
+    frozen = datetime.datetime.fromisoformat(date)
+    text = _CLOCK.sub(lambda call: orjson.dumps(frozen.strftime(call[1] or call[2] or "")).decode(), template)
+    if re.search(r"\bstrftime_now\(", text):
+        raise UserError(
+            "the chat template reads the clock in a way that can't be frozen: name a copy in `model.chat_template`"
+        )
+    return text
+
+
+def template_variables(template: str, kwargs: dict[str, Any], date: str) -> dict[str, Any]:
+    """What the template sees besides the messages: the pinned kwargs, and `date_string` where it needs one.
+
+    A template that has a date of its own keeps it: Llama-3.1 falls back to a fixed one, and the servers that the
+    drafter will meet don't send any.
+    """
+    variables: dict[str, Any] = {}
+    if "date_string" in template and not re.search(r"set\s+date_string\s*=", template):
+        variables["date_string"] = datetime.datetime.fromisoformat(date).strftime("%d %b %Y")
+    return variables | kwargs
+
+
+class Vocabulary(Protocol):
+    """A tokenizer and its chat template, of either kind below."""
+
+    template: str
+    special_tokens: dict[str, str]  # by name: bos_token, eos_token, ...
+    added: dict[int, AddedToken]
+    backend: Tokenizer | None  # None for a tokenizer in Python
+
+    def id_of(self, name: str) -> int | None:
+        """Id of a named special token."""
+        ...
+
+    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
+        """What renders `template` with this tokenizer's special tokens and `variables`."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class PlainVocabulary:
+    """The tokenizer of a folder that holds tokenizer.json, config and template, taken verbatim.
+
+    What `PreTrainedTokenizerFast` makes of the same files, which is what counts: some tokenizer classes of transformers
+    5 rebuild the pre-tokenizer from their own rules instead of reading tokenizer.json.
+    """
+
+    def __init__(self, directory: Path):
+        config = durable.read_json(directory / TOKENIZER_CONFIG_FILE)
+        self.template = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
+        self.backend: Tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+        self.special_tokens = {name: text for name, text in config.items() if name.endswith("_token")}
+        if self.backend.padding:
+            self.special_tokens.setdefault("pad_token", self.backend.padding["pad_token"])
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = False
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        named = (self.special_tokens[name] for name in _NAMED if name in self.special_tokens)
+        missing = dict.fromkeys(text for text in named if text not in known)
+        self.backend.add_tokens([AddedToken(text, special=True) for text in missing])
+        self.added = self.backend.get_added_tokens_decoder()
+
+    def id_of(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.backend.token_to_id(text)
+
+    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
+        return compile_template(template, self.special_tokens | variables)
+
+    def encode(self, text: str) -> list[int]:
+        # Without the offsets that `encode` works out for every token: a quarter of its time.
+        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.backend.decode(ids, skip_special_tokens=False)
+
+
+class RemoteVocabulary:
+    """The tokenizer of a folder with Python code of its own, which is run: only after the user said so.
+
+    The code may render templates in its own way too (Kimi's writes tools as TypeScript).
+    """
+
+    def __init__(self, directory: Path):
+        from transformers import AutoTokenizer
+
+        try:
+            self._hf = hf = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
+        except ImportError as error:
+            raise UserError(
+                f"{directory}: the tokenizer's code needs a package that isn't installed: {error}"
+            ) from None
+        self.template = hf.chat_template
+        self.special_tokens = hf.special_tokens_map
+        self.added = hf.added_tokens_decoder
+        self.backend = plain_backend(hf)
+
+    def id_of(self, name: str) -> int | None:
+        return getattr(self._hf, f"{name}_id")
+
+    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
+        self._hf.chat_template = template
+
+        def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
+            return self._hf.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **variables
+            )
+
+        return render
+
+    def encode(self, text: str) -> list[int]:
+        if self.backend is not None:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        return list(self._hf.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: list[int]) -> str:
+        if self.backend is not None:
+            return self.backend.decode(ids, skip_special_tokens=False)
+        return self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def plain_backend(hf: Any) -> Tokenizer | None:
+    """The `tokenizers` object of a transformers tokenizer, without cutting or padding; None when it has none."""
+    backend = getattr(hf, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
+
+
+@functools.lru_cache(maxsize=4)
+def load_target(directory: Path | str) -> Target:
+    """Load the target that `prepare_target` wrote to `directory`.
+
+    Raises UserError when the folder is missing, incomplete, or was changed since.
+    """
+    directory = Path(directory)
+    values = durable.read_json(directory / FACTS_FILE)
+    try:
+        facts = Facts(**values)
+    except TypeError as error:
+        raise UserError(f"{directory / FACTS_FILE}: written by another version ({error}): run prepare_target") from None
+    for name, digest in facts.files.items():
+        path = directory / name
+        if not path.is_file() or durable.sha256_file(path) != digest:
+            raise UserError(f"{path}: missing or changed since prepare_target wrote it: run prepare_target again")
+    return open_target(directory, facts)
+
+
+def open_target(directory: Path, facts: Facts) -> Target:
+    """The target of a folder whose facts are at hand."""
+    return Target(facts, open_vocabulary(directory, facts.remote_code))
+
+
+def open_vocabulary(directory: Path, remote_code: bool) -> Vocabulary:
+    """The tokenizer and template of a target folder."""
+    return RemoteVocabulary(directory / REMOTE_FOLDER) if remote_code else PlainVocabulary(directory)

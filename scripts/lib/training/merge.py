@@ -1,0 +1,343 @@
+"""Stage 5: validated shards, and a base corpus if there is one, become the training corpus.
+
+Memory stays bounded whatever the size (see `shuffle`), equal inputs give equal bytes, and the corpus
+that was there stays whole until the new one takes its place in one rename (see `publish`).
+"""
+
+import resource
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scripts.lib.config.model import Config
+from scripts.lib.config.stage_settings import stage_settings
+from scripts.lib.core import durable, records
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import differences, digest
+from scripts.lib.training import inputs, versions
+from scripts.lib.training.inputs import Source
+from scripts.lib.training.manifest import (
+    COUNTED,
+    Input,
+    Manifest,
+    Part,
+    per_dataset,
+    require_whole,
+    token_counts,
+    write_manifest,
+)
+from scripts.lib.training.shuffle import Buckets, ahead, share_keys
+from scripts.lib.validated import funnel
+
+BUCKET_BYTES = 64 << 20  # Arrow bytes of one hash bucket: the second pass holds a few of them
+GROUP_TOKENS = 8 << 20  # a row group is cut after ROWS_PER_GROUP samples or this many tokens
+SPARE_FILES = 100  # file descriptors left to the rest of the process
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of one dataset's samples in the merge."""
+
+    read: int = 0
+    from_base: int = 0  # of those read
+    rows: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: {"weight": 0, "superseded": 0})
+    ids_origin: dict[str, int] = field(default_factory=dict)
+    outcome: dict[str, int] = field(default_factory=dict)
+
+
+def merge(
+    config: Config, shards: Iterable[Path], summary: dict[str, Any], training: Path, say: Callable[[str], None]
+) -> Manifest:
+    """Merge validated shards and `merge.base` into a new version and let `training` point to it.
+
+    `summary` is that of validation; its counts go into the manifest and must fit the shards, as must the
+    reports of prompts beside `training` if there are any. Of two samples with one id the newer wins:
+    shards over the base, later files over earlier ones. Nothing is written when a version of the same
+    inputs is there. Raises UserError for inputs that don't fit together, when the disk is too small,
+    and when another writer is at work.
+    """
+    versions.current(training)
+    with versions.writer(training):
+        base = inputs.base_files(Path(config.merge.base)) if config.merge.base else []
+        sources = base + [inputs.validated_shard(path) for path in shards]
+        if not sources:
+            raise UserError("merge: no validated shard and no merge.base is given")
+        settings = stage_settings(config, "training")
+        settings["merge"].pop("base")  # its files are known by their bytes, wherever they lie
+        counted = funnel.funnels(summary, training.parent / "prompts")
+        version = version_of(settings, sources, counted)
+        directory = versions.corpora(training) / version
+        if directory.is_dir():
+            manifest = require_whole(directory)
+            say(f"merge: version {version} is there already ({manifest.totals['rows']} samples)")
+        else:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            _require_space(sources, directory.parent)
+            with versions.staging(directory) as folder:
+                manifest = _build(config, settings, version, sources, counted, folder, say)
+        versions.swap(training, directory)
+        say(f"merge: the corpus is in {training}")
+    return manifest
+
+
+def version_of(settings: dict, sources: list[Source], funnels: dict) -> str:
+    """The name of the corpus that these inputs make: 16 hex digits."""
+    inputs = [[source.name, source.kind, source.sha256] for source in sources]
+    return digest({"settings": settings, "inputs": inputs, "funnels": funnels})[:16]
+
+
+def _require_space(sources: list[Source], directory: Path) -> None:
+    # Spill files shrink while parts grow, and are the larger of the two.
+    durable.require_free_space(directory, int(sum(source.memory for source in sources) * 1.05), "the merge")
+
+
+def _build(
+    config: Config,
+    settings: dict[str, Any],
+    version: str,
+    sources: list[Source],
+    funnels: dict[str, dict[str, Any]],
+    folder: Path,
+    say: Callable[[str], None],
+) -> Manifest:
+    target, notes = _one_target(sources)
+    for note in notes:
+        say(f"merge: {note}")
+    counts: dict[str, Counts] = {}
+    buckets = Buckets(folder, records.SAMPLE_SCHEMA, _bucket_count(sources), config.merge.seed)
+    for source in sources:
+        for batch in ahead(inputs.batches(source, target.get("vocab_size"))):
+            buckets.add(_weighted(batch, source, config, counts))
+        say(f"merge: read {source.name}: {source.rows} samples")
+    _check_accounting(counts, funnels)
+
+    provenance = {"stage": "training", "version": version, "settings": settings, "target": target}
+    parts = PartWriter(folder, config.merge.rows_per_part, provenance)
+    for kept, superseded in buckets.sorted():
+        for name, number in _value_counts(superseded["dataset"]):
+            counts[name].dropped["superseded"] += number
+        parts.add(kept, counts)
+    parts.close()
+    if not parts.parts:
+        raise UserError("merge: no sample is left: see the counts of validation, and the weights in the config")
+    if not config.merge.mixed_ids_origin:
+        _refuse_mixed_origin(counts)
+
+    manifest = Manifest(
+        version=version,
+        totals={name: sum(getattr(part, name) for part in parts.parts) for name in COUNTED},
+        parts=parts.parts,
+        datasets={name: _ledger(counts[name], funnels.get(name)) for name in sorted(counts)},
+        settings=settings,
+        target=target,
+        inputs=[
+            Input(source.name, source.kind, source.sha256, source.rows, digest(source.provenance)) for source in sources
+        ],
+        provenance={digest(source.provenance): source.provenance for source in sources},
+        notes=notes,
+    )
+    write_manifest(manifest, folder)
+    say(
+        f"merge: version {version}: {manifest.totals['rows']} samples, {manifest.totals['tokens']} tokens "
+        f"({manifest.totals['supervised_tokens']} supervised) in {len(parts.parts)} parts"
+    )
+    return manifest
+
+
+def _bucket_count(sources: list[Source]) -> int:
+    """As many buckets as keep one at BUCKET_BYTES, within the limit of open files."""
+    wanted = max(1, -(-sum(source.memory for source in sources) // BUCKET_BYTES))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    power = 1 << (wanted - 1).bit_length()
+    if power + SPARE_FILES > soft:
+        soft = min(hard, power + SPARE_FILES) if hard != resource.RLIM_INFINITY else power + SPARE_FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    while power + SPARE_FILES > soft and power > 1:
+        power //= 2
+    return power
+
+
+def _weighted(batch: pa.RecordBatch, source: Source, config: Config, counts: dict[str, Counts]) -> pa.RecordBatch:
+    """Count a batch's rows by dataset and keep the share that the weights tell, by seeded hash of the prompt."""
+    present = _value_counts(batch["dataset"])
+    for name, number in present:
+        one = counts.setdefault(name, Counts())
+        one.read += number
+        one.from_base += number if source.kind == "base" else 0
+    weights = {name: _weight(name, source, config) for name, _ in present}
+    if all(weight >= 1 for weight in weights.values()):
+        return batch
+    # By prompt, so that the samples of one conversation stay together.
+    keys = share_keys(batch["prompt_id"], config.merge.seed)
+    dataset = batch["dataset"].to_numpy(zero_copy_only=False)
+    keep = np.ones(len(batch), bool)
+    for name, weight in weights.items():
+        if weight < 1:
+            out = (dataset == name) & (keys >= np.uint64(int(weight * 2**64)))
+            counts[name].dropped["weight"] += int(out.sum())
+            keep &= ~out
+    return batch.filter(pa.array(keep))
+
+
+def _weight(name: str, source: Source, config: Config) -> float:
+    if source.kind == "base":
+        return config.merge.base_weight
+    if name not in config.datasets:
+        raise UserError(f"{source.path}: holds samples of the dataset {name!r}, which the config doesn't name")
+    return config.datasets[name].weight
+
+
+def _value_counts(values: pa.Array | pa.ChunkedArray) -> list[tuple[str, int]]:
+    return [(row["values"], row["counts"]) for row in pc.value_counts(values).to_pylist()]
+
+
+class PartWriter:
+    """Cuts a stream of samples into Parquet parts whose bytes don't depend on how the stream was chunked."""
+
+    def __init__(self, folder: Path, rows_per_part: int, provenance: dict[str, Any]) -> None:
+        self.parts: list[Part] = []
+        self._folder = folder
+        self._rows_per_part = rows_per_part
+        self._schema = records.with_provenance(records.SAMPLE_SCHEMA, provenance)
+        self._waiting: list[pa.Table] = []
+        self._rows = 0  # of the row group that is being collected
+        self._tokens = 0
+        self._supervised = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, samples: pa.Table, counts: dict[str, Counts]) -> None:
+        """Append samples and count them by dataset."""
+        for batch in samples.to_batches():
+            lengths, sums = token_counts(batch)
+            for name, sizes in per_dataset(batch, lengths, sums):
+                for size, number in sizes.items():
+                    setattr(counts[name], size, getattr(counts[name], size) + number)
+            for column in ("ids_origin", "outcome"):
+                pairs = pa.table({"dataset": batch["dataset"], "value": batch[column]})
+                for row in pairs.group_by(["dataset", "value"]).aggregate([([], "count_all")]).to_pylist():
+                    of = getattr(counts[row["dataset"]], column)
+                    of[row["value"]] = of.get(row["value"], 0) + row["count_all"]
+            running = np.cumsum(lengths)
+            start = 0
+            while start < len(batch):
+                before = int(running[start - 1]) if start else 0
+                room = min(records.ROWS_PER_GROUP, self._rows_per_part - self._written) - self._rows
+                # At least one sample goes into each group, however long it is.
+                fits = int(np.searchsorted(running, before + GROUP_TOKENS - self._tokens, side="left")) + 1 - start
+                end = min(len(batch), start + min(room, fits))
+                self._waiting.append(pa.Table.from_batches([batch.slice(start, end - start)]))
+                self._rows += end - start
+                self._tokens += int(running[end - 1]) - before
+                self._supervised += int(sums[start:end].sum())
+                start = end
+                if self._rows == min(records.ROWS_PER_GROUP, self._rows_per_part - self._written) or (
+                    self._tokens >= GROUP_TOKENS
+                ):
+                    self._flush()
+
+    @property
+    def _written(self) -> int:
+        return self.parts[-1].rows if self._writer else 0
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        if self._writer is None:
+            file = f"part-{len(self.parts):05d}.parquet"
+            self._writer = pq.ParquetWriter(self._folder / file, self._schema, compression="zstd")
+            self.parts.append(Part(file, "", 0, 0, 0, 0))
+        # One chunk: page boundaries in the file follow the chunks of the table.
+        group = pa.concat_tables(self._waiting).combine_chunks().cast(self._schema)
+        self._writer.write_table(group, row_group_size=len(group))
+        part = self.parts[-1]
+        part.rows += len(group)
+        part.tokens += self._tokens
+        part.supervised_tokens += self._supervised
+        self._waiting, self._rows, self._tokens, self._supervised = [], 0, 0, 0
+        if part.rows >= self._rows_per_part:
+            self._finish_part()
+
+    def _finish_part(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        path = self._folder / self.parts[-1].file
+        path.chmod(0o444)  # a hard link of it may be in a backup
+        durable.fsync_file(path)
+        self.parts[-1].sha256 = durable.sha256_file(path)
+        self.parts[-1].bytes = path.stat().st_size
+
+    def close(self) -> None:
+        """Write what waits and finish the last part."""
+        self._flush()
+        self._finish_part()
+
+
+def _check_accounting(counts: dict[str, Counts], funnels: dict[str, dict[str, Any]]) -> None:
+    """Raise UserError when the shards hold other numbers of samples than validation passed."""
+    for name in sorted(counts.keys() | funnels.keys()):
+        one = counts.get(name, Counts())
+        read = one.read - one.from_base
+        passed = funnels[name]["passed"] if name in funnels else 0
+        if read != passed:
+            raise UserError(
+                f"merge: the shards of {name} hold {read} samples, the summary of validation says {passed} passed: "
+                "give all shards of one run, and its summary"
+            )
+
+
+def _one_target(sources: list[Source]) -> tuple[dict[str, Any], list[str]]:
+    """The target that all inputs were made for, and notes on what is not known to be the same.
+
+    Raises UserError for two tokenizers: one of them would make the ids meaningless.
+    """
+    notes = []
+    first: Source | None = None
+    for source in reversed(sources):  # shards first: the run's own target is what the base must fit
+        if source.ignored_columns:
+            notes.append(f"{source.name}: columns left out: {', '.join(source.ignored_columns)}")
+        target = source.provenance.get("target")
+        if not target:
+            notes.append(f"{source.name}: does not tell its tokenizer: that it is the same is not checked")
+            continue
+        first = first or source
+        changed = differences(target, first.provenance["target"])
+        if target["tokenizer_hash"] != first.provenance["target"]["tokenizer_hash"]:
+            raise UserError(
+                f"{source.path}: its ids come from another tokenizer than those of {first.path} ({'; '.join(changed)}): "
+                "leave one of them out"
+            )
+        notes += [f"{source.name}: made for another target than {first.name}: {change}" for change in changed]
+    return (first.provenance["target"] if first else {}), sorted(set(notes))
+
+
+def _refuse_mixed_origin(counts: dict[str, Counts]) -> None:
+    exact = sorted(name for name, one in counts.items() if "engine" in one.ids_origin)
+    rebuilt = sorted(name for name, one in counts.items() if "reconstructed" in one.ids_origin)
+    if exact and rebuilt:
+        raise UserError(
+            f"merge.mixed_ids_origin is false, but ids of {', '.join(rebuilt)} are reconstructed from text and "
+            f"those of {', '.join(exact)} are the engine's own: leave one of them out"
+        )
+
+
+def _ledger(counts: Counts, funnel: dict[str, Any] | None) -> dict[str, Any]:
+    ledger = asdict(counts)
+    for name in ("ids_origin", "outcome"):
+        ledger[name] = dict(sorted(ledger[name].items()))
+    return ledger | ({"funnel": funnel} if funnel else {})
+
+
+def receipt(manifest: Manifest) -> dict[str, Any]:
+    """What a run keeps of a merge: the version it made and its size."""
+    return {"version": manifest.version, **manifest.totals}

@@ -1,0 +1,380 @@
+"""Canaries and supervision: endpoints are used only while they answer sensibly, and distrusted backwards."""
+
+import asyncio
+import random
+import re
+
+import orjson
+import pytest
+
+from scripts.lib.client.canary import Canary, degenerate, mismatch
+from scripts.lib.client.pool import Pool
+from scripts.lib.client.supervision import Supervisor
+from scripts.lib.config.file import parse_config
+from scripts.lib.core.errors import UserError
+from scripts.lib.engines import adapter_for
+from scripts.lib.engines.base import Answer, EngineFacts, Failure, Reply
+from scripts.lib.fleet.lease import Endpoint
+from tests import families
+
+TARGET = families.target("kimi-k2.5-instant")
+STOP = 163586
+GOOD = [*TARGET.encode("So the answer is 4."), STOP]
+
+
+def config(**engine):
+    settings = {"kind": "llamacpp", "endpoints": ["http://u0"], **engine}
+    return parse_config({"engine": settings, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        (GOOD, None),
+        ([STOP], "an empty answer"),
+        ([], "an empty answer"),
+        ([0] * 48, "only 1 different"),
+        ([7, 8] * 24, "only 2 different"),
+        ([7] * 5 + [STOP], None),  # short: a weak model, not a broken engine
+    ],
+)
+def test_degenerate_answers(ids, problem):
+    found = degenerate(ids, TARGET.eos_ids)
+    assert (found is None) if problem is None else problem in found
+
+
+NOISE = [*TARGET.encode("owl mill sacks counted thought three"), STOP]
+
+
+@pytest.fixture
+def canary(tmp_path):
+    return Canary(config(), TARGET, adapter_for(config()), None, tmp_path)
+
+
+def judged(one: Canary, ids: list[int], url: str = "http://u0") -> str | None:
+    return one.judge(url, Answer("stop", output_ids=ids))
+
+
+def test_a_model_that_knew_the_answer_must_go_on_knowing_it(canary):
+    assert judged(canary, GOOD) is None
+    assert "was answered well before" in judged(canary, NOISE)
+
+
+def test_a_model_that_never_knew_it_is_not_blamed(canary):
+    assert judged(canary, NOISE) is None
+    assert judged(canary, NOISE) is None
+
+
+def test_each_endpoint_is_held_to_what_it_has_shown_itself(canary):
+    """A server that is well but answers otherwise (another quantization) is not blamed for what others know."""
+    assert judged(canary, GOOD) is None
+    assert judged(canary, NOISE, "http://u1") is None
+    assert judged(canary, NOISE, "http://u1") is None
+    assert "was answered well before" in judged(canary, NOISE)
+    assert "was answered well before" in judged(canary, NOISE)  # however often it is tested again
+
+
+def test_a_model_that_knows_it_now_and_then_is_soon_left_alone(canary, tmp_path):
+    dice = random.Random(5)
+    blamed = [judged(canary, GOOD if dice.random() < 0.5 else NOISE) is not None for _ in range(200)]
+    assert sum(blamed) <= 5
+    judged(canary, NOISE)
+    assert judged(Canary(config(), TARGET, adapter_for(config()), None, tmp_path), NOISE) is None
+
+
+def test_later_jobs_know_what_an_endpoint_knows(canary, tmp_path):
+    """Else the engine that broke before a job was killed would pass the next one's first canary."""
+    judged(canary, GOOD)
+    later = Canary(config(), TARGET, adapter_for(config()), None, tmp_path)
+    assert "was answered well before" in judged(later, NOISE)
+    assert f"delete {tmp_path / 'canaries'}/" in judged(later, NOISE)
+    assert judged(later, NOISE, "http://u1") is None
+    other = Canary(config(served_model="another"), TARGET, adapter_for(config()), None, tmp_path)
+    assert judged(other, NOISE) is None
+
+
+def test_an_id_outside_the_vocabulary_is_no_answer(canary):
+    assert judged(canary, [163840, STOP]) == "id 163840 is outside the vocabulary of 163840"
+
+
+def test_text_answers_are_judged_by_their_text(canary):
+    assert canary.judge("http://u0", Answer("stop", text="4", reasoning="Hm.")) is None
+    assert canary.judge("http://u0", Answer("stop", text=" ")) == "an empty answer"
+
+
+@pytest.mark.parametrize(
+    ("facts", "engine", "says"),
+    [
+        (EngineFacts("llamacpp", vocab_size=49152), {}, "49152 token ids, the target .* has 163840"),
+        (
+            EngineFacts("sglang", models=("other",)),
+            {"kind": "sglang", "served_model": "k2"},
+            "not serve `k2` but other",
+        ),
+        (EngineFacts("llamacpp", context_length=8), {}, "context of 8 tokens"),
+        (EngineFacts("llamacpp", vocab_size=163840, context_length=4096, models=("/a/path.gguf",)), {}, None),
+        (EngineFacts("vllm", models=("k2",)), {"kind": "vllm", "served_model": "k2"}, None),
+        (EngineFacts("openai"), {"kind": "openai"}, None),
+        (EngineFacts("openai", models=("a/k2",)), {"kind": "openai", "served_model": "a/k2:floor"}, None),
+    ],
+)
+def test_what_serves_must_be_what_was_asked_for(facts, engine, says):
+
+    found = mismatch(facts, config(**engine), TARGET)
+    assert (found is None) if says is None else re.search(says, found)
+
+
+# --- supervision ---
+
+
+class Wire:
+    """A transport whose replies are set by the test; `down` is a failure instead."""
+
+    def __init__(self):
+        self.ids, self.down, self.asked = GOOD, None, 0
+
+    async def call_within(self, seconds, url, call):
+        if self.down:
+            return self.down
+        if call.path != "/completion":
+            return Reply(200, {}, b'{"data": [{"id": "m", "meta": {"n_vocab": 163840, "n_ctx": 2048}}]}')
+        self.asked += 1
+        prompt = orjson.loads(call.body)["prompt"]
+        body = {"tokens": self.ids, "stop_type": "eos", "tokens_evaluated": len(prompt)}
+        return Reply(200, {}, orjson.dumps(body))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class House:
+    """A supervisor with one endpoint."""
+
+    def __init__(self, tmp_path):
+        self.clock, self.wire, self.lines, self.distrusted = Clock(), Wire(), [], []
+        self.pool = Pool(8, self.clock, 1e9, 600)
+        settings = config()
+        judge = Canary(settings, TARGET, adapter_for(settings), self.wire, tmp_path)
+        self.position, self.proven = 0, []
+        self.supervisor = Supervisor(
+            settings,
+            8,
+            None,
+            self.pool,
+            judge,
+            self.wire,
+            self,
+            self.lines.append,
+        )
+        self.pool.update([("http://u0", 0)])
+        self.server = self.pool.servers["http://u0"]
+
+    def prove(self, server):
+        self.proven.append((server.url, server.trusted))
+
+    def distrust(self, server, *, refusals=False):
+        self.distrusted.append((server.unproven, server.trusted))
+        server.unproven = 0
+
+    def answer(self, count):
+        """Answers come and are journalled."""
+        self.server.unproven += count
+        self.position += 100 * count
+
+    def test(self):
+        asyncio.run(self.supervisor.test(self.server))
+
+
+def test_an_endpoint_is_admitted_after_probe_and_canary(tmp_path):
+    house = House(tmp_path)
+    house.test()
+    assert house.server.status == "ready"
+    assert house.supervisor.context_length == 2048
+    assert house.supervisor.facts.vocab_size == 163840
+
+
+def test_a_good_canary_proves_what_came_before_it(tmp_path):
+    house = House(tmp_path)
+    house.test()
+    house.answer(2)
+    house.test()
+    assert (house.server.unproven, house.server.trusted) == (0, 200)
+    assert house.proven == [("http://u0", 200)]
+    assert house.distrusted == []
+
+
+def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one(tmp_path):
+    house = House(tmp_path)
+    house.test()
+    house.answer(2)
+    call = house.wire.call_within
+
+    async def slowly(*arguments, **named):
+        house.answer(3)
+        return await call(*arguments, **named)
+
+    house.wire.call_within = slowly
+    house.test()
+    assert (house.server.unproven, house.server.trusted) == (3, 200)
+
+
+def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary_are_distrusted(tmp_path):
+    house = House(tmp_path)
+    house.test()
+    house.answer(1)
+    house.test()
+    house.answer(2)
+    house.wire.ids = [0] * 48
+    house.test()
+    assert house.distrusted == [(2, 100)]
+    assert house.server.status == "out"
+    assert any("fails its canary" in line for line in house.lines)
+    house.wire.ids = GOOD
+    house.test()
+    assert house.server.status == "ready"
+
+
+def test_an_unreachable_endpoint_is_not_distrusted(tmp_path):
+    house = House(tmp_path)
+    house.test()
+    house.answer(1)
+    house.wire.down = Failure("retry", "HTTP 500")
+    house.test()
+    assert (house.server.unproven, house.server.trusted) == (1, 0)
+    assert house.distrusted == []
+
+
+def test_an_endpoint_that_is_not_up_yet_is_tested_again_later(tmp_path):
+    house = House(tmp_path)
+    house.wire.down = Failure("wait", "can't connect")
+    house.test()
+    assert house.server.status == "new"
+    assert house.server.test_at > house.clock.now
+    assert house.server.reason == "can't connect"
+
+
+def test_an_endpoint_with_another_model_stops_the_run_before_any_prompt_is_spent(tmp_path):
+    house = House(tmp_path)
+
+    async def other(seconds, url, call):
+        return Reply(200, {}, b'{"data": [{"id": "m", "meta": {"n_vocab": 32000}}]}')
+
+    house.wire.call_within = other
+    with pytest.raises(UserError, match=r"http://u0: serves a model with 32000 token ids"):
+        house.test()
+
+
+def test_odd_answers_in_a_row_call_for_a_canary_at_once(tmp_path):
+    async def scenario():
+        house = House(tmp_path)
+        await house.supervisor.test(house.server)
+        before = house.wire.asked
+        house.server.odd = 5
+        house.supervisor._start_tests()
+        await asyncio.gather(*house.supervisor._tests)
+        assert house.wire.asked == before + 1
+        assert house.server.odd == 0
+
+    asyncio.run(scenario())
+
+
+def test_canaries_come_every_few_minutes(tmp_path):
+    async def scenario():
+        house = House(tmp_path)
+        await house.supervisor.test(house.server)
+        for minutes, asked in [(5, 0), (9.9, 0), (10.1, 1), (15, 0), (20.3, 1)]:
+            before = house.wire.asked
+            house.clock.now = minutes * 60
+            house.supervisor._start_tests()
+            await asyncio.gather(*house.supervisor._tests)
+            assert house.wire.asked - before == asked, minutes
+
+    asyncio.run(scenario())
+
+
+def test_at_the_end_unproven_answers_get_a_last_canary(tmp_path):
+    async def scenario():
+        house = House(tmp_path)
+        await house.supervisor.test(house.server)
+        before = house.wire.asked
+        await house.supervisor.close()
+        assert house.wire.asked == before
+        house.answer(1)
+        await house.supervisor.close()
+        assert house.wire.asked == before + 1
+        assert house.server.unproven == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ids", [GOOD, [0] * 48], ids=["well", "broken"])
+def test_the_end_waits_for_a_canary_that_is_under_way(ids, tmp_path):
+    """Else the answers of an engine that broke just before the end would be believed."""
+
+    async def scenario():
+        house = House(tmp_path)
+        await house.supervisor.test(house.server)
+        house.answer(2)
+        out, go_on, call = asyncio.Event(), asyncio.Event(), house.wire.call_within
+
+        async def slowly(*arguments, **named):
+            out.set()
+            await go_on.wait()
+            return await call(*arguments, **named)
+
+        house.wire.call_within, house.wire.ids = slowly, ids
+        house.server.odd = 5
+        house.supervisor._start_tests()
+        await out.wait()
+        house.answer(1)  # the last one, of which this canary says nothing
+        end = asyncio.create_task(house.supervisor.close())
+        await asyncio.sleep(0)
+        assert not end.done()
+        go_on.set()
+        await end
+        assert house.distrusted == ([] if ids == GOOD else [(3, 0)])
+        assert (house.server.unproven, house.server.status) == (0, "ready" if ids == GOOD else "out")
+
+    asyncio.run(scenario())
+
+
+def test_a_stale_connection_lets_no_broken_engine_through(tmp_path):
+    house = House(tmp_path)
+    house.test()
+    house.answer(1)
+    call, stale = house.wire.call_within, [Failure("free", "the server closed the connection without an answer")]
+
+    async def first_stale(*arguments, **named):
+        return stale.pop() if stale else await call(*arguments, **named)
+
+    house.wire.call_within, house.wire.ids = first_stale, [0] * 48
+    house.test()
+    assert house.distrusted == [(1, 0)]
+
+
+def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_gives_up(tmp_path):
+    house = House(tmp_path)
+    house.wire.down = Failure("wait", "can't connect")
+
+    class Held:
+        def endpoints(self, timeout):
+            house.clock.now += 1000  # seconds; transport.outage_seconds is 3600
+            return [Endpoint("http://u0", 0)]
+
+        def share(self, ceiling):
+            return ceiling
+
+        def metrics(self):
+            return {}
+
+    house.supervisor.held = Held()
+    with pytest.raises(UserError, match=r"no endpoint has worked for 4000 s \(http://u0: can't connect\)"):
+        asyncio.run(house.supervisor._follow())
+    assert len(house.lines) == 1
+    assert re.search(
+        r"no endpoint (works|has answered yet) \(http://u0: .+\): tried again, for 3600 s at most", house.lines[0]
+    )

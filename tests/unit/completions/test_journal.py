@@ -1,0 +1,178 @@
+"""The journal: what was appended comes back, whatever a crash or a full disk did to the file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripts.lib.completions import journal as journal_module
+from scripts.lib.completions.journal import HEADER, Journal, decode, encode, scan
+from scripts.lib.core.errors import UserError
+
+IDENTITY = {"sampling": {"temperature": 0.7}}
+
+
+def opened(path: Path, identity: dict = IDENTITY, patience: float = 0.0) -> tuple[Journal, list]:
+    """A journal ready for appending, and the heads of the records that it holds."""
+    heads: list = []
+    journal = Journal(path, identity, "shard x/000", patience)
+    journal.recover(lambda offset, head, body: heads.append(head))
+    journal.begin()
+    return journal, heads
+
+
+@given(st.lists(st.text(max_size=20), max_size=5), st.dictionaries(st.text(max_size=5), st.text(max_size=50)))
+def test_a_line_is_read_as_it_was_written(head, body):
+    line = encode(head, body)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    read = decode(line)
+    assert read is not None
+    assert read[0] == head
+
+
+@given(st.integers(min_value=0), st.integers(1, 255))
+def test_any_changed_byte_is_noticed(position, change):
+    line = bytearray(encode(["done", "a"], {"text": "ünïcode", "ids": [1, 2, 3]}))
+    line[position % len(line)] ^= change
+    assert decode(bytes(line)) is None or bytes(line).lower() == encode(
+        ["done", "a"], {"text": "ünïcode", "ids": [1, 2, 3]}
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
+@given(cut=st.integers(min_value=0))
+def test_cut_anywhere_the_whole_records_survive_and_appending_goes_on(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("journal") / "000.journal"
+    journal, _ = opened(path)
+    for number in range(5):
+        journal.append(["done", f"id{number}"], {"ids": list(range(number))})
+    journal.close()
+    whole = path.read_bytes()
+    kept = cut % (len(whole) + 1)
+    os.truncate(path, kept)
+    expected = [decode(line)[0] for line in whole[:kept].splitlines(keepends=True) if line.endswith(b"\n")]
+
+    journal, heads = opened(path)
+    assert heads == [head for head in expected if head[0] != HEADER]
+    journal.append(["done", "new"], None)
+    journal.close()
+    assert [head for _, head, _ in scan(path)][-1] == ["done", "new"]
+    assert all(head is not None for _, head, _ in scan(path))
+
+
+def test_a_damaged_line_in_the_middle_loses_only_itself(tmp_path):
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    for name in "abc":
+        journal.append(["done", name], {"text": name * 40})
+    journal.close()
+    path.write_bytes(path.read_bytes().replace(b"bbbbb", b"bbXbb", 1))
+    journal, heads = opened(path)
+    assert heads == [["done", "a"], ["done", "c"]]
+    assert journal.damaged == 1
+    journal.close()
+
+
+def test_a_record_is_read_at_its_offset(tmp_path):
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    journal.append(["done", "a"], {"n": 1})
+    journal.append(["done", "b"], {"n": 2})
+    offsets = {head[1]: offset for offset, head, _ in scan(path)}
+    assert journal.read(offsets["b"]) == b'{"n":2}'
+    with pytest.raises(UserError, match="changed while the job ran"):
+        journal.read(offsets["b"] + 1)
+    journal.close()
+
+
+def test_a_record_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
+    """A kill -9 in the next moment loses nothing that had arrived."""
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    for name in "abc":
+        journal.append(["done", name], None)
+        assert [head[1] for _, head, _ in scan(path)][-1] == name
+    journal.close()
+
+
+def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
+    first, _ = opened(tmp_path / "000.journal")
+    with pytest.raises(UserError, match=rf"shard x/000 is being written by process {os.getpid()}"):
+        Journal(tmp_path / "000.journal", IDENTITY, "shard x/000", 0.0)
+    first.close()
+    second, _ = opened(tmp_path / "000.journal")
+    second.close()
+
+
+def test_a_writer_in_another_process_is_refused_until_it_is_killed(tmp_path):
+    path = tmp_path / "000.journal"
+    code = (
+        "import sys, time; from pathlib import Path; from scripts.lib.journal import Journal\n"
+        "Journal(Path(sys.argv[1]), {}, 'shard x/000'); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=f"process {holder.pid} on "):
+        Journal(path, IDENTITY, "shard x/000", 0.0)
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    journal, _ = opened(path)
+    journal.close()
+
+
+def test_replacing_keeps_the_lock_and_what_is_given(tmp_path):
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    journal.append(["done", "a"], None)
+    assert not journal.empty
+    journal.replace([encode(["turn", "b"], {})])
+    journal.append(["done", "c"], None)
+    journal.close()
+    assert [head for _, head, _ in scan(path)] == [[HEADER, ""], ["turn", "b"], ["done", "c"]]
+
+
+def test_without_records_it_is_empty(tmp_path):
+    journal, _ = opened(tmp_path / "000.journal")
+    assert journal.empty
+    journal.append(["done", "a"], None)
+    journal.replace([])
+    assert journal.empty
+    journal.close()
+
+
+def test_records_without_a_header_are_not_trusted(tmp_path):
+    path = tmp_path / "000.journal"
+    path.write_bytes(b"garbage\n" + encode(["done", "a"], None))
+    with pytest.raises(UserError, match="first line is damaged"):
+        opened(path)
+
+
+def test_a_full_disk_gives_up_the_reserve_and_loses_nothing(tmp_path, monkeypatch):
+    """The write fails half done, once: what was half written is cut off, and written again with the reserve's space."""
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    journal.append(["done", "a"], None)
+    write, failed = os.write, []
+
+    def full(file, data):
+        if not failed:
+            failed.append(True)
+            write(file, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(journal_module.os, "write", full)
+    reserve = path.with_name(".000.journal.reserve")
+    assert reserve.stat().st_size > 0
+    journal.append(["done", "b"], {"ids": [1] * 100})
+    assert not reserve.exists()
+    assert "No space left" in str(journal.problem)
+    journal.append(["done", "c"], None)
+    journal.close()
+    assert [head for _, head, _ in scan(path)] == [[HEADER, ""], ["done", "a"], ["done", "b"], ["done", "c"]]

@@ -1,0 +1,118 @@
+"""What is written is what is read, for every record, and the schema is the same on both sides."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.records import (
+    OUTCOMES,
+    SCHEMAS,
+    Completion,
+    Message,
+    Prompt,
+    Reject,
+    Sample,
+    Turn,
+    open_parquet,
+    read_provenance,
+    read_rows,
+    write_rows,
+)
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=8)
+mask = st.lists(st.integers(0, 1), max_size=8)
+messages = st.lists(st.builds(Message, text, text, st.none() | text, st.none()), max_size=3)
+turns = st.lists(
+    st.builds(
+        Turn, ids, ids, text, text, st.none() | text, flags=st.lists(text, max_size=2), seconds=st.floats(0, 1e6)
+    ),
+    max_size=3,
+)
+KINDS = {
+    Prompt: st.builds(
+        Prompt, text, text, text, text, messages, st.none() | text, st.integers(0, 9), st.none() | ids, st.none() | mask
+    ),
+    Completion: st.builds(
+        Completion, text, text, st.sampled_from(OUTCOMES), st.none() | text, st.integers(1, 9), messages, turns
+    ),
+    Sample: st.builds(
+        Sample, text, text, text, ids, mask, text, text, messages, st.none() | text, st.lists(text, max_size=2)
+    ),
+    Reject: st.builds(Reject, text, text, text, ids, mask, text, text, messages, check=text, detail=text),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_rows_survive_the_round_trip(kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(KINDS[kind], max_size=5))
+    def check(rows):
+        assert write_rows(folder / "a.parquet", kind, rows, {"b": 1}) == len(rows)
+        assert list(read_rows(folder / "a.parquet", kind)) == rows
+
+    check()
+
+
+@pytest.mark.parametrize("kind", SCHEMAS, ids=lambda kind: kind.__name__)
+def test_every_field_has_its_column(kind):
+    assert [field.name for field in dataclasses.fields(kind)] == SCHEMAS[kind].names
+
+
+def test_equal_rows_give_equal_bytes_and_provenance_is_kept(tmp_path):
+    rows = [Prompt("1", "d", "f:1", "k", [Message("user", "hé\u2028\U0001f600")])]
+    for name in "ab":
+        write_rows(tmp_path / name, Prompt, rows, {"z": 1, "a": {"b": [2]}})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert read_provenance(tmp_path / "a") == {"a": {"b": [2]}, "z": 1}
+
+
+def test_rows_are_written_in_groups(tmp_path):
+    rows = (Prompt(str(i), "d", "f", "k") for i in range(2500))
+    assert write_rows(tmp_path / "a", Prompt, rows, {}) == 2500
+    assert pq.ParquetFile(tmp_path / "a").num_row_groups == 3
+
+
+@pytest.mark.parametrize("where", [b"prompt number", b"source_of_it"], ids=["a page", "the names of columns"])
+def test_files_that_are_damaged_inside_are_named_on_one_line(tmp_path, where):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"id": [f"prompt number {i}" for i in range(50)], "source_of_it": ["f"] * 50})
+    pq.write_table(table, path, compression="none", use_dictionary=False, store_schema=False)
+    damaged = path.read_bytes()
+    if where == b"source_of_it":  # stops being UTF-8
+        damaged = damaged.replace(where, b"\xff" * len(where))
+    else:  # the first text of the page gets another length
+        at = damaged.index(where) - 4
+        damaged = damaged[:at] + b"\xff" * 4 + damaged[at + 4 :]
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"a\.parquet: not a readable Parquet file \(.+\): delete it") as caught:
+        list(open_parquet(path).iter_batches())
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_files_are_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(UserError, match=r"a\.parquet: not a readable Parquet file"):
+        list(read_rows(tmp_path / "a.parquet", Prompt))
+    with pytest.raises(UserError, match="no such file"):
+        list(read_rows(tmp_path / "absent", Prompt))
+
+
+def test_writing_imports_no_pandas(tmp_path):
+    """It would cost every job a quarter of a second."""
+    code = (
+        "import sys; from scripts.lib.records import *; "
+        "write_rows(sys.argv[1], Prompt, [Prompt('1', 'd', 's', 'k', [Message('user', 'x')])], {}); "
+        "list(read_rows(sys.argv[1], Prompt)); print('pandas' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

@@ -1,0 +1,323 @@
+"""Adapters: what is sent, and what real servers answered. Faulty replies are in test_faults.
+
+`replies/` holds whole replies of real servers to the requests that are built here: llama.cpp
+(xllamacpp 2026.10), SGLang 0.5.23 and vLLM 0.32.0, all serving SmolLM2-135M-Instruct.
+"""
+
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Sampling
+from scripts.lib.core.records import Message
+from scripts.lib.engines import adapter_for
+from scripts.lib.engines.base import Answer, Failure, Reply, Request
+from scripts.lib.engines.errors import read_error, retry_after
+from scripts.lib.engines.values import excerpt
+
+REPLIES = Path(__file__).parent / "replies"
+# "What is 2+2? Answer with one number." in SmolLM2's template, default system prompt included.
+PROMPT_IDS = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182]
+PROMPT_IDS += [2, 198, 1, 4093, 198, 1780, 314, 216, 34, 27, 34, 47, 19842, 351, 582, 1230, 30, 2, 198]
+PROMPT_IDS += [1, 520, 9531, 198]
+ANSWER_IDS = [504, 2988, 314, 216, 36, 30, 2]  # The answer is 4.<|im_end|>
+
+
+def adapter(**engine):
+    settings = {"served_model": "m", **engine}
+    return adapter_for(parse_config({"engine": settings, "datasets": {"d": {"class": "B", "source": "x"}}}, "test"))
+
+
+def request(**changes) -> Request:
+    values = {
+        "id": "p-0-1",
+        "prompt_ids": PROMPT_IDS,
+        "max_tokens": 32,
+        "seed": 7,
+        "sampling": Sampling(temperature=0.7, top_p=0.95),
+        "messages": [Message("user", "What is 2+2? Answer with one number.")],
+        "stop_ids": (0, 2),
+    }
+    return Request(**{**values, **changes})
+
+
+def sent(one, **changes) -> tuple[str, dict]:
+    call = one.request(request(**changes))
+    assert call.method == "POST"
+    assert call.headers["Content-Type"] == "application/json"
+    return call.path, orjson.loads(call.body)
+
+
+# --- what is sent ---
+
+
+def test_llamacpp_gets_our_ids_and_every_sampling_parameter():
+    """Its own defaults (top_k 40, min_p 0.05) apply to what is left out."""
+    path, body = sent(adapter(kind="llamacpp"))
+    assert path == "/completion"
+    assert body.pop("response_fields")
+    assert body == {
+        "prompt": PROMPT_IDS,
+        "n_predict": 32,
+        "temperature": 0.7,
+        "top_k": 0,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "repeat_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 7,
+        "cache_prompt": True,
+        "return_tokens": True,
+    }
+
+
+def test_sglang_native_gets_our_ids():
+    path, body = sent(adapter(kind="sglang"))
+    assert path == "/generate"
+    assert (body["input_ids"], body["rid"]) == (PROMPT_IDS, "p-0-1")
+    assert body["sampling_params"] == {
+        "max_new_tokens": 32,
+        "temperature": 0.7,
+        "top_p": 0.95,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": [0, 2],
+        "sampling_seed": 7,
+    }
+
+
+def test_sglang_chat_gets_messages_and_our_ids_and_returns_both_kinds():
+    path, body = sent(adapter(kind="sglang", api="chat"))
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "user", "content": "What is 2+2? Answer with one number."}]
+    assert (body["input_ids"], body["model"]) == (PROMPT_IDS, "m")
+    assert body["return_token_ids"]
+    assert body["return_prompt_token_ids"]
+
+
+def test_vllm_gets_our_ids_not_messages():
+    path, body = sent(adapter(kind="vllm"), sampling=Sampling(top_k=20))
+    assert path == "/v1/completions"
+    assert (body["prompt"], body["model"], body["top_k"]) == (PROMPT_IDS, "m", 20)
+    assert (body["request_id"], body["return_token_ids"]) == ("p-0-1", True)
+    assert "messages" not in body
+
+
+def test_a_hosted_api_gets_only_what_is_set():
+    one = adapter(kind="openai", endpoints=["https://api.invalid/v1"])
+    path, body = sent(one)
+    assert path == "/chat/completions"
+    assert set(body) == {"model", "messages", "max_tokens", "temperature", "top_p", "seed"}
+    _, body = sent(one, sampling=Sampling(top_k=20, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.5))
+    assert (body["top_k"], body["min_p"], body["repetition_penalty"], body["presence_penalty"]) == (20, 0.1, 1.1, 0.5)
+
+
+def test_routing_and_tools_are_sent_as_configured():
+    routing = {"order": ["a", "b"], "ignore": ["c"], "quantizations": ["fp8"], "allow_fallbacks": False}
+    _, body = sent(
+        adapter(kind="openai", endpoints=["https://api.invalid/v1"], routing=routing), tools='[{"type": "function"}]'
+    )
+    assert body["provider"] == {**routing, "require_parameters": True}
+    assert body["tools"] == [{"type": "function"}]
+
+
+def test_reasoning_of_earlier_turns_is_sent_under_both_names():
+    history = [Message("user", "a"), Message("assistant", "b", "c"), Message("user", "d")]
+    _, body = sent(adapter(kind="openai", endpoints=["https://api.invalid/v1"]), messages=history)
+    assert body["messages"][1] == {"role": "assistant", "content": "b", "reasoning_content": "c", "reasoning": "c"}
+
+
+@pytest.mark.parametrize(("kind", "path"), [("sglang", "/abort_request"), ("vllm", None), ("llamacpp", None)])
+def test_abort(kind, path):
+    call = adapter(kind=kind).abort("p-0-1")
+    assert (call and call.path) == path
+    assert call is None or orjson.loads(call.body) == {"rid": "p-0-1"}
+
+
+# --- what real servers answered ---
+
+
+def reply(name: str) -> Reply:
+    recorded = orjson.loads((REPLIES / f"{name}.json").read_bytes())
+    return Reply(recorded["status"], recorded["headers"], orjson.dumps(recorded["body"]))
+
+
+ENGINES = {
+    "llamacpp": {"kind": "llamacpp"},
+    "sglang": {"kind": "sglang"},
+    "sglang_chat": {"kind": "sglang", "api": "chat"},
+    "vllm": {"kind": "vllm"},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_stopped_answer_ends_with_its_stop_token(name):
+    answer = adapter(**ENGINES[name]).read(request(), reply(f"{name}_stop"), 0.0)
+    assert isinstance(answer, Answer)
+    assert answer.output_ids == ANSWER_IDS
+    assert (answer.finish_reason, answer.prompt_tokens, answer.output_tokens) == ("stop", len(PROMPT_IDS), 7)
+    assert answer.flags == []
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_truncated_answer_says_so(name):
+    answer = adapter(**ENGINES[name]).read(request(), reply(f"{name}_length"), 0.0)
+    assert (answer.finish_reason, answer.output_ids) == ("length", ANSWER_IDS[:3])
+    assert answer.matched_stop is None
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_prompt_beyond_the_context_is_the_prompts_fault(name):
+    failure = adapter(**ENGINES[name]).read(request(), reply(f"{name}_too_long"), 0.0)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.outcome) == ("permanent", "prompt_too_long")
+
+
+@pytest.mark.parametrize(("echoed", "ours"), [("a" * 32 + "-0-2", True), ("gateway-17", False), (None, False)])
+def test_the_answer_to_another_request_is_no_answer(echoed, ours):
+    recorded = reply("sglang_stop").json()
+    recorded["meta_info"]["id"] = echoed
+    read = adapter(kind="sglang").read(request(id="a" * 32 + "-0-1"), Reply(200, {}, orjson.dumps(recorded)), 0.0)
+    assert isinstance(read, Failure if ours else Answer)
+
+
+@pytest.mark.parametrize(("echoed", "ours"), [(7, True), (8, False), (None, True)])
+def test_llamacpp_knows_replies_by_their_seed(echoed, ours):
+    """Its prompts' counts may be equal: a prompt would get another one's answer, unseen."""
+    recorded = reply("llamacpp_stop").json()
+    recorded["generation_settings/seed"] = echoed
+    read = adapter(kind="llamacpp").read(request(), Reply(200, {}, orjson.dumps(recorded)), 0.0)
+    assert isinstance(read, Answer if ours else Failure)
+    if not ours:
+        assert read.kind == "retry"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_other_prompt_ids_than_ours_stop_the_run(name):
+    failure = adapter(**ENGINES[name]).read(request(prompt_ids=[1, *PROMPT_IDS]), reply(f"{name}_stop"), 0.0)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "fatal"
+
+
+def test_llamacpp_tells_what_it_is():
+    facts = adapter(kind="llamacpp").read_probe([reply("llamacpp_models"), reply("llamacpp_props")])
+    assert (facts.engine, facts.vocab_size, facts.context_length) == ("llamacpp", 49152, 1024)
+    assert facts.version
+    assert facts.weights.endswith(".gguf")
+
+
+def test_sglang_tells_what_it_is():
+    facts = adapter(kind="sglang").read_probe([reply("sglang_models"), reply("sglang_server_info")])
+    assert (facts.engine, facts.version, facts.context_length) == ("sglang", "0.5.23", 2048)
+    assert facts.models
+
+
+def test_vllm_tells_what_it_is():
+    facts = adapter(kind="vllm").read_probe([reply("vllm_models"), reply("vllm_version")])
+    assert (facts.engine, facts.version, facts.context_length) == ("vllm", "0.32.0", 2048)
+    assert (facts.models, facts.weights) == (("/models/smollm2",), "/models/smollm2")
+
+
+def test_vllm_names_the_stop_token_only_when_it_is_not_the_first_of_the_model():
+    answer = adapter(kind="vllm").read(request(), reply("vllm_stop"), 0.0)
+    assert (answer.output_ids[-1], answer.matched_stop) == (2, None)
+    answer = adapter(kind="vllm").read(request(), reply("vllm_stop_id"), 0.0)
+    assert (answer.output_ids, answer.matched_stop) == ([0], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("wrong_model", "wait", "The model `other` does not exist.*the endpoint does not serve the model"),
+        ("wrong_path", "wait", "Not Found: the endpoint does not know this path"),
+        ("bad_field", "permanent", r"top_p must be in \(0, 1\], got 7.0"),
+    ],
+)
+def test_vllm_says_what_it_refuses(name, kind, says):
+    failure = adapter(kind="vllm").read(request(), reply(f"vllm_{name}"), 0.0)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.outcome) == (kind, "rejected")
+    assert re.search(says, failure.reason)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values())
+def test_an_endpoint_that_tells_nothing_is_not_an_error(engine):
+    one = adapter(**engine)
+    facts = one.read_probe([None for _ in one.probe()])
+    assert facts.vocab_size is None
+    assert facts.models == ()
+
+
+# --- pauses that servers ask for ---
+
+
+@pytest.mark.parametrize(
+    ("headers", "metadata", "seconds"),
+    [
+        ({"Retry-After": "7"}, {}, 7.0),
+        ({"retry-after": "0.5"}, {}, 0.5),
+        ({"Retry-After-Ms": "1500", "Retry-After": "9"}, {}, 1.5),
+        ({"Retry-After": "Fri, 15 Jan 2027 08:00:30 GMT"}, {}, 30.0),
+        ({"Retry-After": "Fri, 15 Jan 2027 07:00:00 GMT"}, {}, 0.0),
+        ({}, {"headers": {"X-RateLimit-Reset": "1800000012000"}}, 12.0),
+        ({"x-ratelimit-reset": "1800000012"}, {}, 12.0),
+        ({"x-ratelimit-reset": "4"}, {}, 4.0),
+        ({"Retry-After": "soon"}, {}, None),
+        ({"Retry-After": "inf"}, {}, None),
+        ({"Retry-After": "-5"}, {}, 0.0),
+        ({"Retry-After": "1e300"}, {}, 1e9),
+        ({"Retry-After": "Mon, 01 Jan 99999999999 00:00:00 GMT"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_pauses(headers, metadata, seconds):
+    assert retry_after(headers, metadata, now=1_800_000_000.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "outcome", "most"),
+    [
+        (400, "permanent", "rejected", None),
+        (413, "permanent", "rejected", None),
+        (422, "permanent", "rejected", None),
+        (406, "retry", "rejected", 2),  # a firewall that dislikes a prompt
+        (410, "retry", "rejected", 2),  # a model that is gone: others succeed, or nothing counts
+        (418, "retry", "rejected", 2),
+        (101, "retry", "rejected", 2),
+    ],
+)
+def test_which_refusals_are_about_the_prompt(status, kind, outcome, most):
+    failure = read_error(status, {}, b"no", 0.0)
+    assert (failure.kind, failure.outcome, failure.most_attempts) == (kind, outcome, most)
+
+
+def test_excerpts_of_bodies_are_one_line_without_control_characters():
+    assert excerpt(b"<html>\r\n <b>\x1b[31mno\x07\xff") == "<html> <b>\ufffd[31mno\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("name", ["sglang", "sglang_chat", "vllm"])
+def test_the_reply_to_another_request_of_ours_is_none(name):
+    """Mixed up on the way, by a gateway or a connection that was taken for free."""
+    one, mine, other = adapter(**ENGINES[name]), f"{'a' * 32}-0-3", f"{'b' * 32}-0-4"
+    body = orjson.loads(reply(f"{name}_stop").body)
+
+    def read(id: str) -> Answer | Failure:
+        if name == "sglang":
+            body["meta_info"]["id"] = id
+        else:
+            body["id"] = f"cmpl-{id}" if name == "vllm" else id
+        return one.read(request(id=mine), Reply(200, {}, orjson.dumps(body)), 0.0)
+
+    assert isinstance(read(mine), Answer)
+    assert isinstance(read("an id of the gateway's"), Answer)
+    failure = read(other)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.billed) == ("retry", True)
+    assert other in failure.reason

@@ -1,0 +1,104 @@
+"""Where a run's processes meet, and how leases are counted."""
+
+import errno
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from scripts.lib.core.errors import UserError
+from scripts.lib.fleet import tickets
+from scripts.lib.fleet.folder import Meeting, open_lock, private_directory, same_file, try_lock
+from scripts.lib.fleet.tickets import Ticket
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_key_is_the_results_folder_the_machine_and_the_allocation(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary / "link").symlink_to(temporary / "state")
+    plain = Meeting.of(temporary / "state").directory
+    assert Meeting.of(temporary / "link").directory == plain
+    assert Meeting.of(temporary / "other").directory != plain
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    job = Meeting.of(temporary / "state").directory
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert len({plain, job, Meeting.of(temporary / "state").directory}) == 3
+    assert oct(plain.stat().st_mode & 0o777) == "0o700"
+    assert oct(plain.parent.stat().st_mode & 0o777) == "0o700"
+
+
+def test_folder_of_somebody_else_is_refused(temporary: Path) -> None:
+    open_to_all = temporary / "open"
+    open_to_all.mkdir(mode=0o755)
+    with pytest.raises(UserError, match="must be a folder that only you may enter"):
+        private_directory(open_to_all)
+    (temporary / "elsewhere").mkdir(mode=0o700)
+    (temporary / "link").symlink_to(temporary / "elsewhere")
+    with pytest.raises(UserError, match="must be a folder"):
+        private_directory(temporary / "link")
+
+
+def test_folder_of_another_user_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = private_directory(temporary / "theirs")
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    with pytest.raises(UserError, match="must be a folder that only you may enter"):
+        private_directory(theirs)
+
+
+def test_keeper_lives_while_its_lock_is_held(temporary: Path) -> None:
+    meeting = Meeting.of(temporary / "state")
+    assert not meeting.keeper_lives()
+    with open_lock(meeting.keeper_lock) as descriptor:
+        assert try_lock(descriptor, fcntl.LOCK_EX)
+        assert meeting.keeper_lives()
+    assert not meeting.keeper_lives()
+
+
+def test_emptied_folder_is_noticed(temporary: Path) -> None:
+    meeting = Meeting.of(temporary / "state")
+    with open_lock(meeting.leases_lock) as descriptor:
+        assert same_file(descriptor, meeting.leases_lock)
+        meeting.leases_lock.unlink()
+        assert not same_file(descriptor, meeting.leases_lock)
+        meeting.leases_lock.touch()
+        assert not same_file(descriptor, meeting.leases_lock)
+
+
+def test_files_of_the_meeting_are_replaced_whole(temporary: Path) -> None:
+    meeting = Meeting.of(temporary / "state")
+    assert meeting.read(meeting.fleet) == {}
+    meeting.write(meeting.fleet, {"servers": [1]})
+    meeting.write(meeting.fleet, {"servers": []})
+    assert meeting.read(meeting.fleet) == {"servers": []}
+    assert sorted(path.name for path in meeting.directory.iterdir()) == ["fleet.json"]
+
+
+def test_tickets_of_the_dead_are_removed(tmp_path: Path) -> None:
+    first, second = Ticket(tmp_path / "lane"), Ticket(tmp_path / "lane")
+    dead = tmp_path / "lane" / "123.abc"
+    dead.touch()
+    assert tickets.live(tmp_path) == sorted([first.path.name, second.path.name])
+    assert not dead.exists()
+    first.give_back()
+    assert tickets.live(tmp_path) == [second.path.name]
+    second.give_back()
+    assert tickets.live(tmp_path) == tickets.live(tmp_path / "nowhere") == []
+
+
+def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"lane: this file system has no file locks \(No locks available\)"):
+        Ticket(tmp_path / "lane")
