@@ -110,20 +110,20 @@ TABLE = [
 
 # Faults that no reply can show: where they are tested.
 ELSEWHERE = {
-    "disconnect_idle": "test_faults_transport.test_stale_connection_costs_nothing",
-    "reset_midbody": "test_faults_transport.test_half_a_reply_is_no_answer",
-    "short_content_length": "test_faults_transport.test_half_a_reply_is_no_answer",
-    "silent_stall": "test_faults_transport.test_silence_ends_at_the_deadline",
-    "timeout_ghost": "test_faults_transport.test_ghosts_are_aborted",
-    "health_ok_but_hung": "test_faults_transport.test_hung_server_is_taken_out",
-    "pool_timeout": "test_faults_transport.test_no_hidden_limit_of_connections",
-    "conn_limit": "test_faults_transport.test_no_hidden_limit_of_connections",
-    "emfile": "test_faults_transport.test_open_files_are_raised_or_refused",
-    "eaddrnotavail": "test_faults_transport.test_connections_are_reused",
-    "resume_wrong_rows": "test_faults_disk.test_resume_goes_by_id",
-    "torn_last_line": "test_faults_disk.test_torn_last_line_is_cut_off",
-    "mask_all_zero": "test_faults_disk.test_mask_of_zeros_or_ones_is_refused",
-    "mask_shift": "test_faults_disk.test_mask_marks_what_was_sampled",
+    "disconnect_idle": "client.test_transport.test_stale_connection_costs_nothing",
+    "reset_midbody": "client.test_transport.test_half_a_reply_is_no_answer",
+    "short_content_length": "client.test_transport.test_half_a_reply_is_no_answer",
+    "silent_stall": "client.test_transport.test_silence_ends_at_the_deadline",
+    "timeout_ghost": "client.test_transport.test_ghosts_are_aborted",
+    "health_ok_but_hung": "client.test_transport.test_hung_server_is_taken_out",
+    "pool_timeout": "client.test_transport.test_no_hidden_limit_of_connections",
+    "conn_limit": "client.test_transport.test_no_hidden_limit_of_connections",
+    "emfile": "client.test_transport.test_open_files_are_raised_or_refused",
+    "eaddrnotavail": "client.test_transport.test_connections_are_reused",
+    "resume_wrong_rows": "completions.test_faults_disk.test_resume_goes_by_id",
+    "torn_last_line": "completions.test_faults_disk.test_torn_last_line_is_cut_off",
+    "mask_all_zero": "completions.test_faults_disk.test_mask_of_zeros_or_ones_is_refused",
+    "mask_shift": "completions.test_faults_disk.test_mask_marks_what_was_sampled",
 }
 
 CASES = [
@@ -321,7 +321,7 @@ def test_all_sixty_are_covered() -> None:
     assert len(names) == 60
     assert names == set(FAULTS) | set(CLIENT_FAULTS)
     for path in ELSEWHERE.values():
-        module, _, test = path.partition(".")
+        module, _, test = path.rpartition(".")
         assert hasattr(importlib.import_module(f"tests.unit.{module}"), test)
 
 

@@ -112,7 +112,7 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):
 def test_a_writer_in_another_process_is_refused_until_it_is_killed(tmp_path):
     path = tmp_path / "000.journal"
     code = (
-        "import sys, time; from pathlib import Path; from scripts.lib.journal import Journal\n"
+        "import sys, time; from pathlib import Path; from scripts.lib.completions.journal import Journal\n"
         "Journal(Path(sys.argv[1]), {}, 'shard x/000'); print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)

@@ -110,7 +110,7 @@ def test_broken_files_are_named(tmp_path):
 def test_writing_imports_no_pandas(tmp_path):
     """It would cost every job a quarter of a second."""
     code = (
-        "import sys; from scripts.lib.records import *; "
+        "import sys; from scripts.lib.core.records import *; "
         "write_rows(sys.argv[1], Prompt, [Prompt('1', 'd', 's', 'k', [Message('user', 'x')])], {}); "
         "list(read_rows(sys.argv[1], Prompt)); print('pandas' in sys.modules)"
     )
