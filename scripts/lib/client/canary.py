@@ -15,6 +15,7 @@ from scripts.lib.client.transport import Transport
 from scripts.lib.config.model import Config, Sampling
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import State
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Message
 from scripts.lib.engines.base import Adapter, Answer, EngineFacts, Failure, Reply, Request
@@ -142,7 +143,7 @@ class Canary:
     def _known(self, url: str) -> Path:
         """The file that is there when an endpoint has given the known answer to this run."""
         model = self.config.engine.served_model or self.config.model.name
-        return self._state / "canaries" / digest([url, model, self.target.tokenizer_hash, self.target.template_hash])
+        return State(self._state).canaries / digest([url, model, self.target.tokenizer_hash, self.target.template_hash])
 
 
 def degenerate(ids: Sequence[int], eos_ids: frozenset[int]) -> str | None:

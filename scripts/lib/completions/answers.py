@@ -22,6 +22,7 @@ from scripts.lib.completions.id_index import IdIndex
 from scripts.lib.completions.journal import HEADER, Journal, encode, scan
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import State
 from scripts.lib.core.provenance import differences
 from scripts.lib.core.records import (
     Completion,
@@ -63,10 +64,9 @@ class Answered:
         `add_text` gives a turn its text for the finished file.
         """
         self.dataset, self.identity, self._add_text = dataset, identity, add_text
-        self.finished_path = state / "completions" / dataset / f"{shard}.parquet"
-        self.unused_path = state / "completions" / dataset / f"{shard}.unused.parquet"
-        journal_path = state / "journals" / dataset / f"{shard}.journal"
-        self.journal = Journal(journal_path, identity, f"shard {dataset}/{shard}")
+        paths = State(state)
+        self.finished_path, self.unused_path = paths.finished(dataset, shard), paths.unused(dataset, shard)
+        self.journal = Journal(paths.journal(dataset, shard), identity, f"shard {dataset}/{shard}")
         try:
             for path in (self.finished_path, self.unused_path):
                 durable.remove_remains(path)
@@ -77,7 +77,7 @@ class Answered:
             self._unproven: dict[str, array] = {}  # by endpoint, where its answers since its last good canary lie
             self.journal.recover(self._take)
             self.totals.merge(self.finished.totals)
-            self._check(state, dataset)
+            self._check()
             if self.journal.recorded not in (None, identity):
                 self.journal.replace([])  # nothing but a header of other settings
             self.journal.begin()
@@ -120,7 +120,7 @@ class Answered:
             if head is not None and head[0] != HEADER:
                 self._take(offset, head, body)
 
-    def _check(self, state: Path, dataset: str) -> None:
+    def _check(self) -> None:
         """Refuse answers that were made with other settings, naming each setting."""
         recorded = None if self.journal.empty else self.journal.recorded
         if recorded is None and self.finished_path.exists():
@@ -128,7 +128,7 @@ class Answered:
         if recorded is None or recorded == self.identity:
             return
         changed = "; ".join(differences(recorded, self.identity))
-        folders = f"{state / 'journals' / dataset} and {state / 'completions' / dataset}"
+        folders = f"{self.journal.path.parent} and {self.finished_path.parent}"
         raise UserError(
             f"{self.journal.what} was answered with other settings ({changed}): put them back, or move {folders} away "
             "to have the dataset answered anew"

@@ -23,6 +23,7 @@ import orjson
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import State
 
 # Requests that one grant is for: fewer looks at the ledger, yet little that others wait for.
 _GRANT = 8
@@ -79,8 +80,8 @@ class Budget:
         self.price_prompt = config.engine.price_prompt / 1e6
         self.price_output = config.engine.price_output / 1e6
         self.dataset, self.datasets = dataset, config.by_class("B")
-        self.journals = state / "journals"
-        self.path = self.journals / dataset / f"{shard}.budget"
+        self.state = State(state)
+        self.path = self.state.account(dataset, shard)
         self.spent, self.held, self.in_flight = spent, Amount(), Amount()
         self.exhausted: Amount | None = None  # a need that nothing will ever fit again
         self._saved: dict = {}
@@ -137,7 +138,7 @@ class Budget:
         sums = {True: Amount(), False: Amount()}
         anybody = False
         for dataset in self.datasets:
-            for path in (self.journals / dataset).glob("*.budget"):
+            for path in self.state.accounts(dataset):
                 if path == self.path:
                     continue
                 account = _read(path)
@@ -189,7 +190,7 @@ class Budget:
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[None]:
         """One job at a time looks and takes."""
-        descriptor = os.open(self.journals / ".budget.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.state.accounts_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

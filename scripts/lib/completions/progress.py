@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
+from scripts.lib.core.paths import State
 
 _WINDOW = 120.0  # seconds
 _SILENT_SECONDS = 60.0  # after which a job that has not ended properly counts as stopped
@@ -195,8 +196,8 @@ class ProgressFile:
     """Writes this job's part and the sum of all parts."""
 
     def __init__(self, state: Path, config: Config, dataset: str, shard: str) -> None:
-        self.state, self.config = state, config
-        self.part = state / "progress" / dataset / f"{shard}.json"
+        self.state, self.config = State(state), config
+        self.part = self.state.progress(dataset, shard)
         self._rows: dict[Path, int] = {}
 
     def write(self, figures: Figures, line_seconds: float = 0.0) -> "RunProgress | None":
@@ -212,10 +213,10 @@ class ProgressFile:
         """Replace progress.json by the sum of all parts. Returns as `write` does."""
         # One job at a time: else a slower job could replace a newer sum, the run's last one too, by an older one.
         # The lock file's own time says when the run was last spoken of.
-        with open(self.part.parents[1] / ".lock", "a") as lock:
+        with open(self.state.progress_lock, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             run = self.gather()
-            durable.write_json(self.state.parent / "progress.json", run.model_dump())
+            durable.write_json(self.state.results.progress, run.model_dump())
             silent = run.updated - os.fstat(lock.fileno()).st_mtime
             if run.status == "done":  # the last job to end says so
                 return run
@@ -236,22 +237,21 @@ class ProgressFile:
     def _uploads(self) -> dict[str, int]:
         """The counts of upload_results, {} when nothing is uploaded."""
         try:
-            counts = orjson.loads((self.state / "uploads.json").read_bytes())
+            counts = orjson.loads(self.state.upload_counts.read_bytes())
         except (FileNotFoundError, ValueError):
             return {}
         return {name: counts[name] for name in ("s3_uploaded", "s3_bytes", "s3_failed")}
 
     def _part(self, dataset: str, shard: str) -> Figures:
-        path = self.state / "progress" / dataset / f"{shard}.json"
         try:
-            values: dict[str, Any] = orjson.loads(path.read_bytes())
+            values: dict[str, Any] = orjson.loads(self.state.progress(dataset, shard).read_bytes())
             age = time.time() - values.pop("updated")
             if values["status"] in _LIVE and age > _SILENT_SECONDS:
                 # Killed jobs can't say so.
                 values |= {"status": "stopped", "in_flight": 0, "rate_per_sec": 0.0, "tokens_per_sec": 0.0}
             return Figures(**values)
         except (FileNotFoundError, ValueError, KeyError):
-            return Figures(total=self._prompts(self.state.parent / "prompts" / dataset / f"{shard}.parquet"))
+            return Figures(total=self._prompts(self.state.results.shard("prompts", dataset, shard)))
 
     def _prompts(self, path: Path) -> int:
         if path not in self._rows:

@@ -17,6 +17,7 @@ from typing import Any
 from scripts.lib.config.model import Upload
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import digest
 from scripts.lib.stores import File, Store, TransferError
 from scripts.lib.training import manifest, versions
@@ -24,7 +25,6 @@ from scripts.lib.training import manifest, versions
 AT_ONCE = 4  # transfers
 SCAN_SECONDS = 15.0
 BACKOFF_CAP = 900.0
-SUMMARY = "uploads.json"
 PATTERNS = {
     "completions": ["completions/*/*.parquet"],
     "validated": ["validated/*/*.parquet", "validated/*/*.json", "validated/summary.json"],
@@ -65,7 +65,7 @@ def plan(results: Path, stages: list[str]) -> Iterator[list[tuple[Path, str]]]:
     """
     for stage in stages:
         if stage == "training":
-            directory = versions.current(results / "training")
+            directory = versions.current(Results(results).training)
             if directory is not None:
                 parts = [part.file for part in manifest.read_manifest(directory).parts]
                 prefix = f"training/{directory.name}"
@@ -97,7 +97,8 @@ class Uploader:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.results, self.settings, self.store, self.say, self.clock = results, settings, store, say, clock
-        self.ledger = results / "state" / "uploads"
+        self.paths = Results(results)
+        self.ledger = self.paths.state.uploads
 
     def once(self, hurry: bool = False) -> Counts:
         """One pass over all finished files. With `hurry`, also those that are waiting for their next attempt.
@@ -111,8 +112,8 @@ class Uploader:
             if not all(done):
                 break  # what comes later relies on this
         counts = self.counts()
-        durable.write_json(self.results / "state" / SUMMARY, asdict(counts))
-        progress = self.results / "progress.json"
+        durable.write_json(self.paths.state.upload_counts, asdict(counts))
+        progress = self.paths.progress
         if progress.exists():  # generation jobs add these counts too, while there are any
             told = {"s3_uploaded": counts.s3_uploaded, "s3_bytes": counts.s3_bytes, "s3_failed": counts.s3_failed}
             durable.write_json(progress, {**durable.read_json(progress), **told})

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import State
 from scripts.lib.engines.base import EngineMetrics
 from scripts.lib.fleet import launch, tickets
 from scripts.lib.fleet.folder import Meeting, meeting_label, open_lock, same_file, try_lock
@@ -60,7 +61,7 @@ class Lease:
         self.config, self.target_dir, self.state, self.lane = config, target_dir, state, lane
         self.external = [url.rstrip("/") for url in config.engine.endpoints]
         self.signature = launch.signature(config, target_dir)
-        self.logs = state.resolve() / "servers" / meeting_label()
+        self.logs = State(state.resolve()).servers / meeting_label()
         self.meeting = Meeting.of(state)
         self._lock: int | None = None  # shared flock on leases.lock
         self._ticket: Ticket | None = None  # counts this lease in its lane
@@ -131,7 +132,7 @@ class Lease:
 
         Leases on external endpoints may be held on many machines, so they meet in the state folder.
         """
-        lanes = self.state / "leases" if self.external else self.meeting.lanes
+        lanes = State(self.state).leases if self.external else self.meeting.lanes
         return lanes / urllib.parse.quote(self.lane, safe="")
 
     def _servers(self) -> list[dict]:

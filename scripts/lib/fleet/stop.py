@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.lib.core.paths import State
 from scripts.lib.fleet import processes, tickets
 from scripts.lib.fleet.folder import Meeting
 
@@ -24,7 +25,7 @@ def stop_servers(state: Path, patience: float, say: Callable[[str], None]) -> No
             return
         meeting.stop.touch()
         if time.monotonic() > end:
-            say(f"the servers did not end within {patience:.0f} s; their logs: {state / 'servers'}")
+            say(f"the servers did not end within {patience:.0f} s; their logs: {State(state).servers}")
             return
         time.sleep(_POLL)
     if left := processes.sweep(str(meeting.directory)):

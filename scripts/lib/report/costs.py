@@ -9,6 +9,7 @@ import orjson
 from scripts.lib.completions.progress import Figures
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import Results
 from scripts.lib.report.run import Run
 
 Interval = tuple[float, float]  # seconds since 1970
@@ -49,12 +50,12 @@ def union(intervals: Iterable[Interval]) -> float:
     return total
 
 
-def rule_costs(results: Path) -> tuple[list[RuleCost], list[Interval]]:
+def rule_costs(results: Results) -> tuple[list[RuleCost], list[Interval]]:
     """Cost by rule in the order in which rules began, and when their jobs ran.
 
     A benchmark file is written when its job ends, so its time minus its seconds is when the job began.
     """
-    folder = results / "benchmarks"
+    folder = results.benchmarks
     jobs: dict[str, list[tuple[Interval, dict]]] = {}
     for path in sorted(folder.rglob("*.jsonl")):
         rule = path.relative_to(folder).parts[0].removesuffix(".jsonl")
@@ -97,7 +98,7 @@ def generation_speed(run: Run) -> tuple[Speed, list[Interval]]:
     fresh = 0.0
     for name in run.config.by_class("B"):
         for shard in run.config.shard_names():
-            path = run.results / "state" / "progress" / name / f"{shard}.json"
+            path = run.results.state.progress(name, shard)
             if not path.is_file():
                 continue
             values = durable.read_json(path)

@@ -48,7 +48,7 @@ def excerpts(run: Run) -> list[Excerpt]:
     for one in run.datasets.values():
         sample = _first(one)
         if sample is not None and run.target:
-            target = target or load_target(run.results / "target")
+            target = target or load_target(run.results.target)
             found.append(Excerpt(one.name, heading(sample), [_span(target, *span) for span in spans(sample)]))
     return found
 

@@ -170,7 +170,7 @@ def corpus_problems(run: Run) -> list[str]:
     """Where the corpus and its manifest contradict each other, by the footers of its parts."""
     if run.corpus is None:
         return []
-    folder, manifest = run.results / "training", run.corpus.manifest
+    folder, manifest = run.results.training, run.corpus.manifest
     problems = []
     for part in manifest.parts:
         path = folder / part.file

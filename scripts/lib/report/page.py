@@ -44,7 +44,7 @@ def write_report(config: Config, results: Path, output: Path, clock: Callable[[]
     ledgers = {name: ledger_of(one) for name, one in run.datasets.items()}
     facts, stale = origins(run)
     found = findings(run, ledgers, facts, stale)
-    costs, measured = rule_costs(results)
+    costs, measured = rule_costs(run.results)
     speed, generating = generation_speed(run)
     limits = plots.token_range(run)
     page = (

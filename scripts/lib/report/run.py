@@ -11,6 +11,7 @@ from scripts.lib.completions.progress import Figures, ProgressFile, RunProgress
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import Results
 from scripts.lib.report.answers import Answers, read_answers, read_prompt_lengths
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.training import backup, manifest
@@ -87,7 +88,7 @@ class Run:
     """The whole run. `corpus_is_current` tells whether the corpus holds the validated shards that lie there now."""
 
     config: Config
-    results: Path
+    results: Results
     datasets: dict[str, DatasetRun]
     progress: RunProgress
     target: dict[str, Any] | None
@@ -105,18 +106,19 @@ class Run:
         return sum(len(self.datasets[name].shards[stage]) for name in names), len(names) * self.config.shards
 
 
-def gather(config: Config, results: Path) -> Run:
+def gather(config: Config, folder: Path) -> Run:
     """Read what there is. Raises UserError for a file that is there but broken."""
-    if not results.is_dir():
-        raise UserError(f"{results}: no such folder: name the one that a run writes to")
-    progress = ProgressFile(results / "state", config, "", "").gather()
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: name the one that a run writes to")
+    results = Results(folder)
+    progress = ProgressFile(results.state.folder, config, "", "").gather()
     datasets = {name: _dataset(config, results, name, progress) for name in config.datasets}
     corpus = _corpus(results)
     is_current = corpus is not None and _is_current(results, datasets)
     if corpus is not None:
         for name, one in datasets.items():
             one.corpus = corpus.manifest.datasets.get(name) if is_current else None
-    facts = results / "target" / "target.json"
+    facts = results.target / "target.json"
     return Run(
         config=config,
         results=results,
@@ -129,17 +131,15 @@ def gather(config: Config, results: Path) -> Run:
     )
 
 
-def _dataset(config: Config, results: Path, name: str, progress: RunProgress) -> DatasetRun:
+def _dataset(config: Config, results: Results, name: str, progress: RunProgress) -> DatasetRun:
     settings = config.datasets[name]
     shards = {
-        stage: [
-            path for shard in config.shard_names() if (path := results / stage / name / f"{shard}.parquet").is_file()
-        ]
+        stage: [path for shard in config.shard_names() if (path := results.shard(stage, name, shard)).is_file()]
         for stage in STAGES
     }
     if settings.data_class == "A":
         shards["completions"] = []  # left from a time when it was of class B
-    report = results / "prompts" / name / "report.json"
+    report = results.prompts_report(name)
     one = DatasetRun(
         name=name,
         data_class=settings.data_class,
@@ -174,28 +174,28 @@ def rows_of(path: Path) -> int:
         raise UserError(f"{path}: not a readable Parquet file ({error}): delete it and run again") from None
 
 
-def _corpus(results: Path) -> Version | None:
-    directory = current(results / "training")
+def _corpus(results: Results) -> Version | None:
+    directory = current(results.training)
     return Version("the corpus before", manifest.read_manifest(directory)) if directory else None
 
 
-def _is_current(results: Path, datasets: dict[str, DatasetRun]) -> bool:
+def _is_current(results: Results, datasets: dict[str, DatasetRun]) -> bool:
     """By time, as Snakemake decides: the merge's receipt is there and no validated shard is newer."""
-    receipt = results / "state" / "training.json"
+    receipt = results.state.receipt("training")
     if not receipt.is_file():
         return False
     made = receipt.stat().st_mtime
     return all(path.stat().st_mtime <= made for one in datasets.values() for path in one.shards["validated"])
 
 
-def _earlier(results: Path, corpus: Version | None, is_current: bool) -> list[Version]:
+def _earlier(results: Results, corpus: Version | None, is_current: bool) -> list[Version]:
     """Corpus versions of earlier runs, the oldest first."""
     versions = [
         Version(
             f"the backup of {one.created[:16].replace('T', ' ')}",
-            manifest.read_manifest(results / "backups" / one.name),
+            manifest.read_manifest(results.backups / one.name),
         )
-        for one in backup.all_backups(results / "backups")
+        for one in backup.all_backups(results.backups)
     ]
     if corpus is None:
         return versions

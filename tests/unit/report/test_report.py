@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scripts.lib.completions.progress import RunProgress
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import Results
 from scripts.lib.core.records import Completion, Prompt, Turn, write_rows
 from scripts.lib.report import plots
 from scripts.lib.report.answers import Turns, read_answers, read_prompt_lengths
@@ -142,7 +143,7 @@ def test_costs_are_added_up_by_rule(tmp_path):
     (folder / "chat.000.jsonl").write_text('{"s": 10.0, "max_rss": 90.5, "cpu_time": 4}\n')
     (folder / "chat.001.jsonl").write_text('{"s": 0.1, "max_rss": "NA", "cpu_time": null}\n')
     (tmp_path / "benchmarks" / "merge_training.jsonl").write_text('{"s": 2.0, "max_rss": 700, "cpu_time": 1.5}\n')
-    costs, intervals = rule_costs(tmp_path)
+    costs, intervals = rule_costs(Results(tmp_path))
     by_rule = {cost.rule: cost for cost in costs}
     assert list(by_rule) == ["generate_completions", "merge_training"]
     generation = by_rule["generate_completions"]
@@ -156,7 +157,7 @@ def test_a_broken_benchmark_file_is_named(tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "merge_training.jsonl").write_text("{oops\n")
     with pytest.raises(UserError, match=r"merge_training\.jsonl: not a benchmark file"):
-        rule_costs(tmp_path)
+        rule_costs(Results(tmp_path))
 
 
 # --- findings and drawings on a run in memory ---
@@ -196,7 +197,7 @@ def run_of(*datasets):
     names = {one.name: {"class": one.data_class, "source": "x"} for one in datasets}
     config = parse_config({"datasets": names}, "test")
     progress = RunProgress(updated=0, datasets={})
-    return Run(config, Path("absent"), {one.name: one for one in datasets}, progress, None, None, False, [])
+    return Run(config, Results(Path("absent")), {one.name: one for one in datasets}, progress, None, None, False, [])
 
 
 def texts(run, origins=()):
