@@ -23,7 +23,7 @@ from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core.errors import UserError, explain
 from scripts.lib.hidden_states.plan import dry_run as hidden_states_plan
 from scripts.lib.hidden_states.plan import require_engine as require_hidden_states_engine
-from scripts.lib.doctor.environment import names as environment_names
+from scripts.lib.engines.environment import names as environment_names
 from scripts.lib.prompts.sources import evaluation_files, local_files
 
 # Your own --configfile replaces the example instead of being mixed into its datasets.

@@ -33,9 +33,9 @@ import orjson
 from benchmarks.virtual_time import VirtualLoop
 from scripts.lib.completions.answers import Answered
 from scripts.lib.completions.generate import Generation, Shard
+from scripts.lib.completions.identity import identity
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Config
-from scripts.lib.config.stage_settings import identity
 from scripts.lib.core.records import Message, Prompt, write_rows
 from scripts.lib.engines.base import Call, Failure, Reply
 from scripts.lib.target.model import Target

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from scripts.lib.core.errors import entry
-from scripts.lib.doctor.environment import create_environment, lock_environment, names
+from scripts.lib.doctor.toolkit import mend_libraries
+from scripts.lib.engines.environment import create_environment, lock_environment, names
 
 
 @entry
@@ -22,7 +23,7 @@ def main(argv: list[str] | None) -> None:
     if arguments.lock:
         lock_environment(arguments.lock, say)
     elif arguments.name and arguments.output:
-        create_environment(arguments.name, arguments.output, say)
+        create_environment(arguments.name, arguments.output, say, lambda folder: mend_libraries(folder, say))
     else:
         parser.error("needs --name and --output, or --lock")
 

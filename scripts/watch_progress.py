@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from scripts.lib.completions.progress import Figures, RunProgress, duration, short
+from scripts.lib.completions.progress import Figures, RunProgress
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError, entry
+from scripts.lib.core.units import duration, short
 
 
 @entry

@@ -6,9 +6,9 @@ from scripts.lib.client.attempts import Attempts
 from scripts.lib.client.deadline import Deadline
 from scripts.lib.client.pool import Pool, Server
 from scripts.lib.client.transport import Transport
-from scripts.lib.completions.progress import duration
 from scripts.lib.config.model import Transport as Settings
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.units import duration
 from scripts.lib.engines.base import Adapter, Call, Failure, Reply
 
 _WARN_SECONDS = 10.0

@@ -28,9 +28,10 @@ from scripts.lib.client.transport import Transport, authorization, require_descr
 from scripts.lib.completions.answers import Answered, token_counts
 from scripts.lib.completions.budget import Amount, Budget
 from scripts.lib.completions.dialogue import Dialogue, Step
+from scripts.lib.completions.identity import identity
 from scripts.lib.completions.progress import Meter, ProgressFile, Status, line
 from scripts.lib.config.model import Config
-from scripts.lib.config.stage_settings import identity, stage_settings
+from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable
 from scripts.lib.core.errors import DISK_FULL, UserError
 from scripts.lib.core.provenance import code_version, differences

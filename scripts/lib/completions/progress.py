@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.paths import State
+from scripts.lib.core.units import duration, short
 
 _WINDOW = 120.0  # seconds
 _SILENT_SECONDS = 60.0  # after which a job that has not ended properly counts as stopped
@@ -172,24 +173,6 @@ def line(name: str, figures: Figures) -> str:
         parts.append(f"{figures.retried:,} retried")
     parts.append(f"eta {duration(figures.eta_hours)}")
     return " · ".join(parts)
-
-
-def short(number: float) -> str:
-    """4800 as `4.8k`."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{unit}"
-    return f"{number:.0f}"
-
-
-def duration(hours: float | None) -> str:
-    """Hours as `h:mm:ss` or `m:ss`; `?` when unknown."""
-    if hours is None:
-        return "?"
-    seconds = round(hours * 3600)
-    minutes, seconds = divmod(seconds, 60)
-    hours_, minutes = divmod(minutes, 60)
-    return f"{hours_}:{minutes:02d}:{seconds:02d}" if hours_ else f"{minutes}:{seconds:02d}"
 
 
 class ProgressFile:

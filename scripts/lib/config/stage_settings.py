@@ -1,11 +1,8 @@
-"""What a stage's result depends on: its part of the configuration, and for answers also the target's."""
+"""What a stage's result depends on: its part of the configuration."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from scripts.lib.config.model import Config
-
-if TYPE_CHECKING:  # the workflow plans without tokenizers
-    from scripts.lib.target.model import Target
 
 Stage = Annotated[str, "target | prompts | completions | tokens | validated | training | hidden_states"]
 
@@ -58,22 +55,3 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
     if stage == "hidden_states":
         return {"model": target, "hidden_states": config.hidden_states.model_dump(mode="json", exclude={"concurrency"})}
     raise ValueError(f"no stage {stage!r}")
-
-
-def identity(config: Config, dataset: str, target: "Target") -> dict[str, Any]:
-    """The settings that answers depend on. Answers of another identity are refused.
-
-    Budgets say how many answers there are, not what they are; `drop` is `keep` plus a later stage.
-    """
-    settings = stage_settings(config, "completions", dataset)
-    settings.pop("budget")
-    one = dict(settings["dataset"])
-    for name in ("token_budget", "cost_budget"):
-        one.pop(name)
-    if one["truncation"] == "drop":
-        one["truncation"] = "keep"
-    return {
-        **settings,
-        "dataset": one,
-        "target": {"tokenizer": target.tokenizer_hash, "template": target.template_hash},
-    }

@@ -194,6 +194,16 @@ def check_libraries(toolkit: Toolkit) -> list[Finding]:
     return findings or [Finding("libraries", OK, "libcudart and libcuda are where FlashInfer links them")]
 
 
+def mend_libraries(environment: Path, say: Callable[[str], None]) -> None:
+    """Give the toolkit of an environment's own wheels the names that linkers look for."""
+    toolkit = find_toolkit(environment)
+    if toolkit and toolkit.own:
+        for finding in check_libraries(toolkit):
+            if finding.apply:
+                say(f"{finding.check}: {finding.fix}")
+                finding.apply()
+
+
 def check_cccl(toolkit: Toolkit) -> list[Finding]:
     """CCCL's <nv/target>, which CUDA's own half-precision headers include."""
     for folder in (*toolkit.cccl(), toolkit.home / "include", toolkit.home / "include" / "cccl"):

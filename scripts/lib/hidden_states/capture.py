@@ -15,10 +15,10 @@ from scripts.lib.client.pool import Pool, Server
 from scripts.lib.client.sending import Sender
 from scripts.lib.client.supervision import Supervisor
 from scripts.lib.client.transport import Transport, authorization, require_descriptors
-from scripts.lib.completions.progress import duration
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
+from scripts.lib.core.units import duration
 from scripts.lib.engines.base import Failure, Reply, Request
 from scripts.lib.engines.sglang import SGLang
 from scripts.lib.fleet.launch import environment_program, served_name

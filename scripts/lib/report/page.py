@@ -9,10 +9,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from scripts.lib.completions.progress import duration, short
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.provenance import code_version
+from scripts.lib.core.units import duration, short
 from scripts.lib.report import plots
 from scripts.lib.report.answers import Turns
 from scripts.lib.report.comparisons import changed, earlier_mean

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from scripts.lib.completions.progress import short
+from scripts.lib.core.units import short
 from scripts.lib.report.comparisons import CHANGED, earlier_mean, times
 from scripts.lib.report.run import DatasetRun, Run
 

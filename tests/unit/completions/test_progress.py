@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from scripts.lib.completions import progress
-from scripts.lib.completions.progress import Figures, Meter, ProgressFile, add_up, duration, line, short
+from scripts.lib.completions.progress import Figures, Meter, ProgressFile, add_up, line
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Message, Prompt, write_rows
 
@@ -47,16 +47,6 @@ def test_retries_are_told_apart_from_errors():
     assert line("x", cut).startswith("x 9/0 ok 9 err 0 · ")
     assert " · 4 cut · " in line("x", cut)
     assert " · 980 retried · " in line("x", Figures(failed=2, retried=980))
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0"), (999, "999"), (4752, "4.8k"), (5.2e8, "520.0M"), (2e9, "2.0G")])
-def test_short_numbers(number, text):
-    assert short(number) == text
-
-
-@pytest.mark.parametrize(("hours", "text"), [(None, "?"), (0.0, "0:00"), (38 / 3600, "0:38"), (15.56, "15:33:36")])
-def test_durations(hours, text):
-    assert duration(hours) == text
 
 
 def test_rates_are_those_of_the_window():

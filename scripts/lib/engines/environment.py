@@ -15,7 +15,6 @@ from pathlib import Path
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT, digest
-from scripts.lib.doctor import toolkit
 
 ENVIRONMENTS = PROJECT / "envs"
 _DONE = "drafter-corpus.json"  # in the environment: says of which lock it is a complete installation
@@ -32,8 +31,10 @@ def names() -> list[str]:
     )
 
 
-def create_environment(name: str, output: Path, say: Callable[[str], None]) -> None:
+def create_environment(name: str, output: Path, say: Callable[[str], None], mend: Callable[[Path], None]) -> None:
     """Make the environment `name` in the folder `output`; do nothing when it is there and current.
+
+    `mend` puts right what the wheels themselves got wrong.
 
     Raises UserError for an unknown name, a folder that holds something else, and a failed installation.
     """
@@ -58,12 +59,7 @@ def create_environment(name: str, output: Path, say: Callable[[str], None]) -> N
         target = packages / path.relative_to(overlay)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    found = toolkit.find_toolkit(output)
-    if found and found.own:
-        for finding in toolkit.check_libraries(found):
-            if finding.apply:
-                say(f"{finding.check}: {finding.fix}")
-                finding.apply()
+    mend(output)
     durable.write_json(done, {"name": name, "lock": wanted})
     say(f"{output} is ready")
 
@@ -82,10 +78,10 @@ def lock_environment(name: str, say: Callable[[str], None]) -> None:
         _run([*command, "--report", str(report), "--requirement", str(requirements)])
         installed = [item["metadata"] for item in json.loads(report.read_text())["install"]]
     versions = {item["name"].lower().replace("_", "-"): item["version"] for item in installed}
-    for name in left_out.splitlines()[1:]:
-        if versions.pop(name, None) is None:
-            raise UserError(f"{source}: `{name}` is to be left out, but nothing asks for it: remove the line")
-    lines = [f"{name}{'===' if name in _BUILDS else '=='}{version}" for name, version in versions.items()]
+    for package in left_out.splitlines()[1:]:
+        if versions.pop(package, None) is None:
+            raise UserError(f"{source}: `{package}` is to be left out, but nothing asks for it: remove the line")
+    lines = [f"{package}{'===' if package in _BUILDS else '=='}{version}" for package, version in versions.items()]
     lines += [line for line in exact.splitlines() if "==" in line]
     head = f"# Made by `python -m scripts.create_environment --lock {name}` from {name}.in.\n"
     durable.write_bytes(lock, (head + "\n".join(sorted(lines)) + "\n").encode())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.doctor import environment
+from scripts.lib.engines import environment
 
 
 def wheel(folder: Path, name: str, *needs: str) -> None:
@@ -43,6 +43,19 @@ def test_lock_holds_all_that_is_asked_for(envs: Path) -> None:
 def test_lock_takes_some_as_they_are_and_leaves_others_out(envs: Path) -> None:
     assert locked(envs, "web\n# --no-deps: asks for a driver\nkernels==1\n") == ["kernels==1", "web==1"]
     assert locked(envs, "server\n# --without: no GPU\nkernels\ndriver\n") == ["server==1", "web==1"]
+
+
+def test_a_lock_says_the_command_that_makes_it(envs: Path) -> None:
+    locked(envs, "server\n# --without: no GPU\nkernels\ndriver\n")
+    head = (envs / "x.txt").read_text().splitlines()[0]
+    assert head == "# Made by `python -m scripts.create_environment --lock x` from x.in."
+
+
+@pytest.mark.parametrize("name", environment.names())
+def test_the_locks_of_the_project_say_it_too(name: str) -> None:
+    head = (environment.ENVIRONMENTS / f"{name}.txt").read_text().splitlines()[0]
+    assert head == f"# Made by `python -m scripts.create_environment --lock {name}` from {name}.in."
+    assert (environment.ENVIRONMENTS / f"{name}.in").is_file()
 
 
 def test_what_nothing_asks_for_cannot_be_left_out(envs: Path) -> None:
