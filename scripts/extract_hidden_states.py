@@ -12,10 +12,10 @@ from pathlib import Path
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import entry
-from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states.choice import choose
 from scripts.lib.hidden_states.extract import extract, receipt
 from scripts.lib.hidden_states.plan import make_plan, size_line
+from scripts.lib.training.reader import Corpus
 
 
 @entry

@@ -21,12 +21,12 @@ from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.engines.base import Reply
-from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states import choice, tensor_file
 from scripts.lib.hidden_states.capture import Pass, Piece
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import Store
 from scripts.lib.target.model import load_target
+from scripts.lib.training.reader import Corpus
 from tests.corpora import config as corpus_config
 from tests.corpora import corpus, rows_of, sample, shard
 from tests.fault_server.answers import HIDDEN_SIZE, LAST, Answers, digest, states_of

@@ -10,7 +10,7 @@ import pytest
 from scripts.lib.config.model import Dataset
 from scripts.lib.core.errors import UserError
 from scripts.lib.prompts.sources import read_rows, source_files
-from scripts.lib.prompts.sources.remote import ATTEMPTS, Steady, without_secrets
+from scripts.lib.prompts.sources.remote import ATTEMPTS, Steady
 from tests.hub_server import hub_server
 
 
@@ -121,8 +121,3 @@ def test_steady_gives_up_on_a_dead_store():
     with pytest.raises(OSError, match=f"gave up after {ATTEMPTS} attempts: connection reset"):
         Steady(open_file, sleep=slept.append).read(10)
     assert slept == [1, 2, 4, 8, 16]
-
-
-def test_shown_urls_hold_no_secrets():
-    assert without_secrets("https://me:pw@host:8/a/b.csv?X-Amz-Signature=x#y") == "https://host:8/a/b.csv"
-    assert without_secrets("s3://bucket/a b.parquet") == "s3://bucket/a b.parquet"

@@ -126,7 +126,7 @@ class Place:
 
     def is_whole(self, *choices):
         assert bytes_of(self.training) in choices
-        for version in versions.versions(self.training):
+        for version in versions.all_versions(self.training):
             require_whole(version)
 
 

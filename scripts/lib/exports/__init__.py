@@ -11,9 +11,10 @@ from pathlib import Path
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.exports import conversations, hub, sharegpt, tokens
-from scripts.lib.exports.corpus import Corpus, Report
+from scripts.lib.exports.report import Report
 from scripts.lib.target.model import Target
 from scripts.lib.training import versions
+from scripts.lib.training.reader import Corpus
 
 Export = Callable[[Corpus, Target, Path, Report], None]
 

@@ -21,8 +21,10 @@ import orjson
 import pyarrow.compute as pc
 
 from scripts.lib.core.records import Message, Sample
-from scripts.lib.exports.corpus import Corpus, JsonLines, Report, unrenderable
+from scripts.lib.exports.json_lines import JsonLines
+from scripts.lib.exports.report import Report, unrenderable
 from scripts.lib.target.model import Target, TemplateError
+from scripts.lib.training.reader import Corpus
 
 CHECKED = 200  # samples whose text is rendered and tokenized again to see whether the ids come back
 

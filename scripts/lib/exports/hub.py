@@ -7,9 +7,10 @@ from pathlib import Path
 import yaml
 
 from scripts.lib.core import durable
-from scripts.lib.exports.corpus import Corpus, Report
+from scripts.lib.exports.report import Report
 from scripts.lib.target.model import Target
 from scripts.lib.training.manifest import MANIFEST
+from scripts.lib.training.reader import Corpus
 
 
 def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None:

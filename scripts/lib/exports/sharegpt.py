@@ -7,8 +7,10 @@ only and drops rows above 2,048 tokens. Samples that don't fit are left out and 
 from pathlib import Path
 
 from scripts.lib.core.records import Sample
-from scripts.lib.exports.corpus import Corpus, JsonLines, Report, unrenderable
+from scripts.lib.exports.json_lines import JsonLines
+from scripts.lib.exports.report import Report, unrenderable
 from scripts.lib.target.model import Target
+from scripts.lib.training.reader import Corpus
 
 ROLES = ("human", "gpt")
 MAX_TOKENS = 2048

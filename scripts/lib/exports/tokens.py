@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from scripts.lib.exports.corpus import Corpus, JsonLines, Report
+from scripts.lib.exports.json_lines import JsonLines
+from scripts.lib.exports.report import Report
 from scripts.lib.target.model import Target
+from scripts.lib.training.reader import Corpus
 
 
 def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None:

@@ -19,7 +19,7 @@ from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import digest
-from scripts.lib.stores import File, Store, TransferError
+from scripts.lib.stores import File, FileStore, TransferError
 from scripts.lib.training import manifest, versions
 
 AT_ONCE = 4  # transfers
@@ -49,7 +49,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Counts:
+class UploadCounts:
     """How far uploads are: the content of state/uploads.json."""
 
     s3_uploaded: int = 0  # files that the target holds, verified
@@ -92,7 +92,7 @@ class Uploader:
         self,
         results: Path,
         settings: Upload,
-        store: Store,
+        store: FileStore,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -100,7 +100,7 @@ class Uploader:
         self.paths = Results(results)
         self.ledger = self.paths.state.uploads
 
-    def once(self, hurry: bool = False) -> Counts:
+    def once(self, hurry: bool = False) -> UploadCounts:
         """One pass over all finished files. With `hurry`, also those that are waiting for their next attempt.
 
         Failures are in the returned counts; only a UserError (bucket, credentials) is raised.
@@ -120,7 +120,7 @@ class Uploader:
         return counts
 
     def _put(self, group: list[tuple[Path, str]], hurry: bool) -> bool:
-        """Store some files. Returns whether the store holds all of them now."""
+        """FileStore some files. Returns whether the store holds all of them now."""
         with self._locked([key for _, key in group]) as entries:
             files = []
             for (path, _), entry in zip(group, entries):
@@ -189,9 +189,9 @@ class Uploader:
             for lock in locks:
                 lock.close()
 
-    def counts(self) -> Counts:
+    def counts(self) -> UploadCounts:
         """Add up the ledger, for files that this run's stages name now."""
-        counts = Counts(errors={})
+        counts = UploadCounts(errors={})
         for wave in plan(self.results, list(self.settings.stages)):
             for _, key in wave:
                 path = self._entry_path(key)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scripts.lib.config.model import HiddenStates
-from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states.store import Row
+from scripts.lib.training.reader import Corpus
 from scripts.lib.training.shuffle import subset_keys
 
 

@@ -13,12 +13,12 @@ from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
-from scripts.lib.exports.corpus import Corpus
 from scripts.lib.hidden_states.capture import Pass, prepare
 from scripts.lib.hidden_states.choice import Chosen, choose, rows
 from scripts.lib.hidden_states.plan import DTYPE, NUMBER_BYTES, Plan, make_plan, size_line
 from scripts.lib.hidden_states.store import Store, Stored, file_name
 from scripts.lib.target.model import Target, load_target
+from scripts.lib.training.reader import Corpus
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scripts.lib.core.records import ROWS_PER_GROUP, open_parquet
-from scripts.lib.prompts.sources.remote import without_secrets
+from scripts.lib.core.secrets import without_secrets
 from scripts.lib.report.lengths import Lengths
 
 _TURN = "turns.list.element."
@@ -32,7 +32,7 @@ _LABELS = ("endpoint", "provider", "model", "ids_origin", "finish_reason")
 
 
 @dataclass
-class Turns:
+class TurnSums:
     """Sums over turns. `seconds` adds up each turn's time from send to last byte."""
 
     turns: int = 0
@@ -41,7 +41,7 @@ class Turns:
     cost_usd: float = 0.0
     at_limit: int = 0  # turns that ended at max_tokens
 
-    def add(self, other: "Turns") -> None:
+    def add(self, other: "TurnSums") -> None:
         for name in ("turns", "tokens", "seconds", "cost_usd", "at_limit"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -52,7 +52,7 @@ class Turns:
 
 
 @dataclass
-class Answers:
+class AnswerSums:
     """Sums over the completions of a dataset."""
 
     prompts: int = 0
@@ -63,14 +63,14 @@ class Answers:
     ids_origin: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
     providers: Counter[str] = field(default_factory=Counter)
-    endpoints: dict[tuple[str, str, str], Turns] = field(default_factory=dict)  # by endpoint, provider, model
-    all: Turns = field(default_factory=Turns)
+    endpoints: dict[tuple[str, str, str], TurnSums] = field(default_factory=dict)  # by endpoint, provider, model
+    all: TurnSums = field(default_factory=TurnSums)
     lengths: Lengths = field(default_factory=Lengths)  # of each turn's output, the stop token included
 
 
-def read_answers(paths: Iterable[Path]) -> Answers:
+def read_answers(paths: Iterable[Path]) -> AnswerSums:
     """Add up completion shards. Memory holds one row group. Raises UserError for a broken file."""
-    answers = Answers()
+    answers = AnswerSums()
     for path in paths:
         with open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=_COLUMNS):
@@ -78,7 +78,7 @@ def read_answers(paths: Iterable[Path]) -> Answers:
     return answers
 
 
-def _add(answers: Answers, batch: pa.RecordBatch) -> None:
+def _add(answers: AnswerSums, batch: pa.RecordBatch) -> None:
     answers.prompts += len(batch)
     answers.outcomes.update(_counts(batch["outcome"]))
     _add_reasons(answers, batch)
@@ -99,7 +99,7 @@ def _add(answers: Answers, batch: pa.RecordBatch) -> None:
         answers.ids_origin[row["ids_origin"]] += count
         answers.models[row["model"]] += count
         answers.providers[row["provider"]] += count
-        part = Turns(
+        part = TurnSums(
             turns=count,
             tokens=row["tokens_sum"],
             seconds=row["seconds_sum"],
@@ -107,11 +107,11 @@ def _add(answers: Answers, batch: pa.RecordBatch) -> None:
             at_limit=count if row["finish_reason"] == "length" else 0,
         )
         key = (without_secrets(row["endpoint"]), row["provider"], row["model"])
-        answers.endpoints.setdefault(key, Turns()).add(part)
+        answers.endpoints.setdefault(key, TurnSums()).add(part)
         answers.all.add(part)
 
 
-def _add_reasons(answers: Answers, batch: pa.RecordBatch) -> None:
+def _add_reasons(answers: AnswerSums, batch: pa.RecordBatch) -> None:
     told = pa.table({"outcome": batch["outcome"], "reason": batch["reason"]}).filter(pc.is_valid(batch["reason"]))
     for row in told.group_by(["outcome", "reason"]).aggregate([([], "count_all")]).to_pylist():
         # Ports, lengths and times would make every reason another one.

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
-from scripts.lib.report.answers import Turns
-from scripts.lib.report.finding import LOOK, NOTE, WRONG, Finding, share_text
+from scripts.lib.report.answers import TurnSums
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.run import DatasetRun, Run
+from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion, share_text
 
 CHANGED = 1.6  # times longer or shorter than the dataset's answers were before
 FAR = 5.0  # times longer or shorter than the median dataset's answers
@@ -21,7 +21,7 @@ FEW = 30  # turns or samples: below, means tell nothing
 DOMINANT = 0.8  # share of the supervised tokens that one dataset gives
 
 
-def compare(run: Run) -> Iterator[Finding]:
+def compare(run: Run) -> Iterator[Suspicion]:
     """All findings about lengths."""
     for one in run.datasets.values():
         yield from _history(run, one)
@@ -37,13 +37,13 @@ def times(value: float, reference: float) -> tuple[float, str]:
     return (ratio, f"{ratio:.1f}x longer") if ratio >= 1 else (1 / ratio, f"{1 / ratio:.1f}x shorter")
 
 
-def _history(run: Run, one: DatasetRun) -> Iterator[Finding]:
+def _history(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     """Against the same dataset in the corpus before."""
     if before := changed(run, one):
         mean, name = before
         _, words = times(one.mean_answer, mean)
         how = "fell" if one.mean_answer < mean else "rose"
-        yield Finding(
+        yield Suspicion(
             WRONG,
             one.name,
             f"The mean answer {how} from {mean:,.0f} to {one.mean_answer:,.0f} tokens: {words} than in {name}.",
@@ -68,14 +68,14 @@ def earlier_mean(run: Run, dataset: str) -> tuple[float, str] | None:
     return None
 
 
-def _between_datasets(run: Run) -> Iterator[Finding]:
+def _between_datasets(run: Run) -> Iterator[Suspicion]:
     means = {name: one.mean_answer for name, one in run.datasets.items() if one.mean_answer and one.data_class == "B"}
     if len(means) >= 3:
         for name, mean in means.items():
             middle = median(other for key, other in means.items() if key != name)
             ratio, words = times(mean, middle)
             if ratio > FAR:
-                yield Finding(
+                yield Suspicion(
                     LOOK,
                     name,
                     f"Its mean answer has {mean:,.0f} tokens, {words} than the other datasets' (median {middle:,.0f}).",
@@ -87,7 +87,7 @@ def _between_datasets(run: Run) -> Iterator[Finding]:
     total = sum(tokens.values())
     for name, count in tokens.items():
         if len(tokens) > 1 and total and count > DOMINANT * total:
-            yield Finding(
+            yield Suspicion(
                 NOTE,
                 name,
                 f"It gives {share_text(count, total)} of all supervised tokens.",
@@ -95,7 +95,7 @@ def _between_datasets(run: Run) -> Iterator[Finding]:
             )
 
 
-def _shards(one: DatasetRun) -> Iterator[Finding]:
+def _shards(one: DatasetRun) -> Iterator[Suspicion]:
     """Shards are random samples of their dataset, so their means must agree: else something changed within the run."""
     parts = {shard: Lengths.of(counts["statistics"]["supervised_lengths"]) for shard, counts in one.validations.items()}
     for shard, lengths in parts.items():
@@ -108,7 +108,7 @@ def _shards(one: DatasetRun) -> Iterator[Finding]:
         error = (lengths.deviation**2 / lengths.rows + rest.deviation**2 / rest.rows) ** 0.5
         ratio, words = times(lengths.mean, rest.mean)
         if ratio > UNEVEN and abs(lengths.mean - rest.mean) > DEVIATIONS * error:
-            yield Finding(
+            yield Suspicion(
                 WRONG,
                 one.name,
                 f"Shard {shard} has answers of {lengths.mean:,.0f} tokens on average, {words} than its other shards ({rest.mean:,.0f}), "
@@ -117,13 +117,13 @@ def _shards(one: DatasetRun) -> Iterator[Finding]:
             )
 
 
-def _endpoints(run: Run) -> Iterator[Finding]:
+def _endpoints(run: Run) -> Iterator[Suspicion]:
     """Servers get the same mix of prompts; what they get by dataset is taken into account."""
-    actual: dict[tuple[str, str, str], Turns] = {}
+    actual: dict[tuple[str, str, str], TurnSums] = {}
     expected: Counter[tuple[str, str, str]] = Counter()
     for one in run.datasets.values():
         for key, turns in one.answers.endpoints.items():
-            actual.setdefault(key, Turns()).add(turns)
+            actual.setdefault(key, TurnSums()).add(turns)
             rest_turns, rest_tokens = one.answers.all.turns - turns.turns, one.answers.all.tokens - turns.tokens
             expected[key] += turns.turns * (rest_tokens / rest_turns if rest_turns >= FEW else turns.mean)
     for key, turns in actual.items():
@@ -132,7 +132,7 @@ def _endpoints(run: Run) -> Iterator[Finding]:
         mean = expected[key] / turns.turns
         ratio, words = times(turns.mean, mean)
         if ratio > UNEVEN:
-            yield Finding(
+            yield Suspicion(
                 LOOK,
                 " ".join(part for part in key[:2] if part),
                 f"Its {turns.turns:,} answers have {turns.mean:,.0f} tokens on average, {words} than the other endpoints give on the "

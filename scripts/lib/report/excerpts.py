@@ -32,7 +32,7 @@ class Excerpt:
 
 
 @dataclass(slots=True)
-class Refused:
+class RefusedSample:
     """One rejected sample: which check, and what it saw."""
 
     dataset: str
@@ -68,12 +68,12 @@ def _span(target: Target, mask: int, ids: list[int]) -> Span:
     return Span(head, bool(mask), len(text) - len(head) - len(tail), tail)
 
 
-def refused(run: Run) -> list[Refused]:
+def refused(run: Run) -> list[RefusedSample]:
     """The first rejects of every check and dataset."""
     return [found for one in run.datasets.values() for found in _refused(one)]
 
 
-def _refused(one: DatasetRun) -> Iterator[Refused]:
+def _refused(one: DatasetRun) -> Iterator[RefusedSample]:
     wanted = {check: min(REJECTS, count) for check, count in one.validated.get("rejects", {}).items()}
     for path in one.shards["validated"]:
         rejects = path.with_suffix(".rejects.parquet")
@@ -86,4 +86,4 @@ def _refused(one: DatasetRun) -> Iterator[Refused]:
                 for row in batch.to_pylist():
                     if wanted.get(row["check"], 0):
                         wanted[row["check"]] -= 1
-                        yield Refused(one.name, row["check"], row["detail"], row["id"])
+                        yield RefusedSample(one.name, row["check"], row["detail"], row["id"])

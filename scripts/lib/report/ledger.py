@@ -23,7 +23,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Step:
+class LedgerStep:
     """A point on the way, and what changed since the one before. `count` is None while it is not known."""
 
     name: str
@@ -32,11 +32,11 @@ class Step:
 
 
 @dataclass(slots=True)
-class Ledger:
+class LossLedger:
     """The steps of one dataset, and where their numbers contradict each other."""
 
     dataset: str
-    steps: list[Step]
+    steps: list[LedgerStep]
     problems: list[str]
 
     def count(self, step: str) -> int | None:
@@ -59,32 +59,32 @@ class Ledger:
         return max(one.count or 0 for one in self.steps)
 
 
-def ledger_of(one: DatasetRun) -> Ledger:
+def ledger_of(one: DatasetRun) -> LossLedger:
     """The ledger of a dataset, from the counts of every stage that is done."""
     steps = [_source(one), _prompts(one), *_samples(one), _passed(one), _corpus(one)]
-    return Ledger(one.name, steps, [*_sums(steps), *_contradictions(one)])
+    return LossLedger(one.name, steps, [*_sums(steps), *_contradictions(one)])
 
 
-def _source(one: DatasetRun) -> Step:
-    return Step("source rows", one.source["rows"] if one.source else None)
+def _source(one: DatasetRun) -> LedgerStep:
+    return LedgerStep("source rows", one.source["rows"] if one.source else None)
 
 
-def _prompts(one: DatasetRun) -> Step:
+def _prompts(one: DatasetRun) -> LedgerStep:
     if not one.source:
-        return Step("prompts", None)
+        return LedgerStep("prompts", None)
     reasons = one.source["reasons"].items()
-    return Step(
+    return LedgerStep(
         "prompts",
         one.source["kept"],
         [Change(reason, -entry["count"], (DEFECTS | NOT_USED).get(reason, "")) for reason, entry in reasons],
     )
 
 
-def _samples(one: DatasetRun) -> list[Step]:
+def _samples(one: DatasetRun) -> list[LedgerStep]:
     """Prompts that have a sample, then samples: a prompt gives several where its turns don't merge."""
     counts = one.validated
     if not counts:
-        return [Step("answered", None), Step("samples", None)]
+        return [LedgerStep("answered", None), LedgerStep("samples", None)]
     lost = [Change(outcome, -count) for outcome, count in counts["without_sample"].items()]
     waiting = (one.source["kept"] if one.source else counts["prompts"]) - counts["prompts"]
     if waiting > 0:
@@ -92,8 +92,8 @@ def _samples(one: DatasetRun) -> list[Step]:
     with_sample = counts["prompts"] - sum(counts["without_sample"].values())
     more = counts["samples"] - with_sample
     return [
-        Step("answered", with_sample, lost),
-        Step(
+        LedgerStep("answered", with_sample, lost),
+        LedgerStep(
             "samples",
             counts["samples"],
             [Change("more turns", more, "turns that don't merge are a sample each")] if more else [],
@@ -101,26 +101,26 @@ def _samples(one: DatasetRun) -> list[Step]:
     ]
 
 
-def _passed(one: DatasetRun) -> Step:
+def _passed(one: DatasetRun) -> LedgerStep:
     if not one.validated:
-        return Step("passed", None)
-    return Step(
+        return LedgerStep("passed", None)
+    return LedgerStep(
         "passed",
         one.validated["passed"],
         [Change(check, -count) for check, count in one.validated["rejects"].items()],
     )
 
 
-def _corpus(one: DatasetRun) -> Step:
+def _corpus(one: DatasetRun) -> LedgerStep:
     if one.corpus is None:
-        return Step("corpus", None)
+        return LedgerStep("corpus", None)
     changes = [Change(reason, -count, _MEANINGS.get(reason, "")) for reason, count in one.corpus["dropped"].items()]
     if one.corpus["from_base"]:
         changes.insert(0, Change("base", one.corpus["from_base"], "came with merge.base"))
-    return Step("corpus", one.corpus["rows"], [change for change in changes if change.count])
+    return LedgerStep("corpus", one.corpus["rows"], [change for change in changes if change.count])
 
 
-def _sums(steps: list[Step]) -> list[str]:
+def _sums(steps: list[LedgerStep]) -> list[str]:
     """Every step is the one before plus its changes."""
     problems = []
     for before, step in itertools.pairwise(steps):

@@ -14,16 +14,16 @@ from scripts.lib.core import durable
 from scripts.lib.core.provenance import code_version
 from scripts.lib.core.units import duration, short
 from scripts.lib.report import plots
-from scripts.lib.report.answers import Turns
+from scripts.lib.report.answers import TurnSums
 from scripts.lib.report.comparisons import changed, earlier_mean
 from scripts.lib.report.costs import Speed, generation_speed, rule_costs, union
 from scripts.lib.report.excerpts import excerpts, refused
-from scripts.lib.report.finding import LOOK, NOTE, WRONG, Finding
-from scripts.lib.report.findings import CHECKED, findings
 from scripts.lib.report.ledger import ledger_of
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.origins import Origin, origins, without_folders
 from scripts.lib.report.run import DatasetRun, Run, gather
+from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion
+from scripts.lib.report.suspicions import CHECKED, suspicions
 
 ENDPOINTS = 32  # rows of the table of endpoints; the others are added up
 Tile = tuple[str, str, str]  # what, value, remark
@@ -34,7 +34,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def write_report(config: Config, results: Path, output: Path, clock: Callable[[], datetime] = now) -> list[Finding]:
+def write_report(config: Config, results: Path, output: Path, clock: Callable[[], datetime] = now) -> list[Suspicion]:
     """Write the report of the run in `results` to `output`. Returns the findings, the worst first.
 
     A stage that hasn't run is shown as not done. Memory holds one row group, whatever the size of the run.
@@ -43,7 +43,7 @@ def write_report(config: Config, results: Path, output: Path, clock: Callable[[]
     run = gather(config, results)
     ledgers = {name: ledger_of(one) for name, one in run.datasets.items()}
     facts, stale = origins(run)
-    found = findings(run, ledgers, facts, stale)
+    found = suspicions(run, ledgers, facts, stale)
     costs, measured = rule_costs(run.results)
     speed, generating = generation_speed(run)
     limits = plots.token_range(run)
@@ -209,15 +209,15 @@ def _legend(run: Run) -> list[tuple[str, str]]:
     return [(outcome, colour) for outcome, colour in plots.OUTCOME_COLOURS.items() if outcome in present]
 
 
-def _endpoints(run: Run) -> list[tuple[tuple[str, str, str], Turns]]:
+def _endpoints(run: Run) -> list[tuple[tuple[str, str, str], TurnSums]]:
     """Endpoints by tokens, over all datasets; those beyond ENDPOINTS as one."""
-    sums: dict[tuple[str, str, str], Turns] = {}
+    sums: dict[tuple[str, str, str], TurnSums] = {}
     for one in run.datasets.values():
         for key, turns in one.answers.endpoints.items():
-            sums.setdefault(key, Turns()).add(turns)
+            sums.setdefault(key, TurnSums()).add(turns)
     ordered = sorted(sums.items(), key=lambda item: (-item[1].tokens, item[0]))
     if len(ordered) > ENDPOINTS:
-        rest = Turns()
+        rest = TurnSums()
         for _, turns in ordered[ENDPOINTS - 1 :]:
             rest.add(turns)
         ordered = [*ordered[: ENDPOINTS - 1], ((f"{len(ordered) - ENDPOINTS + 1} more", "", ""), rest)]

@@ -12,7 +12,7 @@ from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
-from scripts.lib.report.answers import Answers, read_answers, read_prompt_lengths
+from scripts.lib.report.answers import AnswerSums, read_answers, read_prompt_lengths
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.training import backup, manifest
 from scripts.lib.training.manifest import Manifest
@@ -34,7 +34,7 @@ class DatasetRun:
     prompt_rows: int = 0
     prompt_lengths: Lengths = field(default_factory=Lengths)
     progress: Figures = field(default_factory=Figures)
-    answers: Answers = field(default_factory=Answers)
+    answers: AnswerSums = field(default_factory=AnswerSums)
     validations: dict[str, dict[str, Any]] = field(default_factory=dict)  # shard -> what validate_tokens counted
     corpus: dict[str, Any] | None = None  # the manifest's entry
 

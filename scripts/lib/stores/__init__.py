@@ -7,15 +7,15 @@ other place the bytes are read back.
 
 from scripts.lib.config.model import Upload
 from scripts.lib.core.errors import UserError
-from scripts.lib.stores.base import File, Store, TransferError
+from scripts.lib.stores.base import File, FileStore, TransferError
 from scripts.lib.stores.filesystem import FilesystemStore
 from scripts.lib.stores.hub import HubStore
 from scripts.lib.stores.s3 import S3Store
 
-__all__ = ["File", "Store", "TransferError", "open_store"]
+__all__ = ["File", "FileStore", "TransferError", "open_store"]
 
 
-def open_store(target: str, settings: Upload | None = None) -> Store:
+def open_store(target: str, settings: Upload | None = None) -> FileStore:
     """The store of `s3://bucket/prefix`, `hf:owner/name`, an fsspec URL or a folder.
 
     `settings` tell endpoint and region of S3. Raises UserError for a URL that can't be used here.

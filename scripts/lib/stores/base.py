@@ -28,7 +28,7 @@ class File:
     save: Callable[[], None] = lambda: None
 
 
-class Store(Protocol):
+class FileStore(Protocol):
     """A place for files, addressed by keys with slashes."""
 
     url: str
@@ -38,7 +38,7 @@ class Store(Protocol):
         """Whether the file is there, with these bytes."""
 
     def put(self, files: Sequence[File]) -> None:
-        """Store files, verified. Raises TransferError; files stored before stay."""
+        """FileStore files, verified. Raises TransferError; files stored before stay."""
 
     def get(self, key: str, path: Path) -> None:
         """Fetch a file to `path`, atomically. Raises TransferError when it isn't there."""

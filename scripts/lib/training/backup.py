@@ -16,7 +16,7 @@ from typing import Any
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.stores import File, Store, TransferError
+from scripts.lib.stores import File, FileStore, TransferError
 from scripts.lib.training import manifest, versions
 
 RECORD = "backup.json"
@@ -24,7 +24,7 @@ NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSY
 
 
 @dataclass(slots=True)
-class Backup:
+class Snapshot:
     """What backup.json tells of a snapshot."""
 
     name: str
@@ -45,7 +45,7 @@ def back_up(
     keep: int,
     say: Callable[[str], None],
     clock: Callable[[], datetime] = now,
-) -> Backup | None:
+) -> Snapshot | None:
     """Snapshot the current corpus, verified, then remove the oldest backups beyond `keep`.
 
     A good backup of the same version is kept instead of making another. Returns None when there is
@@ -74,8 +74,8 @@ def back_up(
         return made
 
 
-def _snapshot(directory: Path, whole: manifest.Manifest, backups: Path, time: datetime) -> Backup:
-    made = Backup(
+def _snapshot(directory: Path, whole: manifest.Manifest, backups: Path, time: datetime) -> Snapshot:
+    made = Snapshot(
         name=f"{time:%Y%m%dT%H%M%SZ}-{whole.version}",
         version=whole.version,
         created=time.isoformat(timespec="seconds"),
@@ -113,10 +113,10 @@ def _link_or_copy(source: Path, destination: Path) -> None:
         shutil.copymode(source, destination)
 
 
-def all_backups(backups: Path) -> list[Backup]:
+def all_backups(backups: Path) -> list[Snapshot]:
     """All backups that are complete, the oldest first."""
     records = [durable.read_json(path) for path in backups.glob(f"[!.]*/{RECORD}")]
-    return sorted((Backup(**record) for record in records), key=lambda one: (one.created, one.name))
+    return sorted((Snapshot(**record) for record in records), key=lambda one: (one.created, one.name))
 
 
 def has_good(backups: Path, version: str) -> bool:
@@ -149,7 +149,7 @@ def restore(training: Path, backups: Path, name: str, say: Callable[[str], None]
         return whole
 
 
-def copy_elsewhere(backups: Path, made: Backup, store: Store, keep: int, say: Callable[[str], None]) -> None:
+def copy_elsewhere(backups: Path, made: Snapshot, store: FileStore, keep: int, say: Callable[[str], None]) -> None:
     """Copy a backup to another place, verified, and remove the oldest ones there beyond `keep`.
 
     Raises UserError when that fails: the backup here is good, but one place was not meant to be enough.
@@ -175,12 +175,12 @@ def copy_elsewhere(backups: Path, made: Backup, store: Store, keep: int, say: Ca
     say(f"backup: {store.url} holds {made.name}, verified")
 
 
-def names_elsewhere(store: Store) -> list[str]:
+def names_elsewhere(store: FileStore) -> list[str]:
     """Names of the complete backups at another place, the oldest first."""
     return sorted(key.partition("/")[0] for key in store.keys("") if key.endswith(f"/{RECORD}"))
 
 
-def fetch(store: Store, name: str, backups: Path, say: Callable[[str], None]) -> None:
+def fetch(store: FileStore, name: str, backups: Path, say: Callable[[str], None]) -> None:
     """Bring a backup from another place into `backups`, verified. Raises UserError when it isn't whole there."""
     if (backups / name / RECORD).is_file():
         return
@@ -202,6 +202,6 @@ def fetch(store: Store, name: str, backups: Path, say: Callable[[str], None]) ->
     say(f"backup: fetched {name} from {store.url}")
 
 
-def receipt(made: Backup | None) -> dict[str, Any]:
+def receipt(made: Snapshot | None) -> dict[str, Any]:
     """What a run keeps of a backup: its record, or that there was no corpus."""
     return {"backup": asdict(made)} if made else {"backup": None, "reason": "there was no corpus"}

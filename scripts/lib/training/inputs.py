@@ -20,7 +20,7 @@ FOREIGN_DATASET = "base"  # dataset name of base rows that have none
 
 
 @dataclass(slots=True)
-class Source:
+class MergedFile:
     """One Parquet file to merge, and what its footer tells."""
 
     path: Path
@@ -33,7 +33,7 @@ class Source:
     ignored_columns: list[str] = field(default_factory=list)
 
 
-def validated_shard(path: Path) -> Source:
+def validated_shard(path: Path) -> MergedFile:
     """Describe a validated shard. Raises UserError when it isn't one."""
     source = _describe(path, f"{path.parent.name}/{path.name}", "shard")
     with records.open_parquet(path) as file:
@@ -42,7 +42,7 @@ def validated_shard(path: Path) -> Source:
     return source
 
 
-def base_files(folder: Path) -> list[Source]:
+def base_files(folder: Path) -> list[MergedFile]:
     """Describe the files of a base corpus, in a fixed order: a corpus of ours, or any Parquet files.
 
     Files of others need `input_ids` and `loss_mask`; columns with the names of ours are taken, others
@@ -74,7 +74,7 @@ def base_files(folder: Path) -> list[Source]:
     return sources
 
 
-def _describe(path: Path, name: str, kind: str) -> Source:
+def _describe(path: Path, name: str, kind: str) -> MergedFile:
     with records.open_parquet(path) as file:
         footer = file.metadata
         memory = 0
@@ -88,10 +88,10 @@ def _describe(path: Path, name: str, kind: str) -> Source:
                 else:  # text: the file's dictionary and the offsets of Arrow about cancel out
                     memory += column.total_uncompressed_size + column.num_values * 4
         rows = footer.num_rows
-    return Source(path, name, kind, durable.sha256_file(path), rows, memory, records.read_provenance(path))
+    return MergedFile(path, name, kind, durable.sha256_file(path), rows, memory, records.read_provenance(path))
 
 
-def batches(source: Source, vocab_size: int | None = None) -> Iterator[pa.RecordBatch]:
+def batches(source: MergedFile, vocab_size: int | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file as batches of SAMPLE_SCHEMA of about BATCH_BYTES.
 
     Raises UserError naming the first base row that is no sample (shards were validated).
@@ -108,7 +108,7 @@ def batches(source: Source, vocab_size: int | None = None) -> Iterator[pa.Record
             first += len(batch)
 
 
-def _raw_batches(file: pq.ParquetFile, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _raw_batches(file: pq.ParquetFile, source: MergedFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     rows = max(1, min(8192, BATCH_BYTES * source.rows // max(1, source.memory)))
     if source.memory > 4 * BATCH_BYTES * file.num_row_groups:
         # Huge row groups, which others may write: this way they are decoded bit by bit.
@@ -118,7 +118,7 @@ def _raw_batches(file: pq.ParquetFile, source: Source, columns: list[str]) -> It
             yield from file.read_row_group(group, columns=columns).to_batches(max_chunksize=rows)
 
 
-def _names(source: Source) -> list[str]:
+def _names(source: MergedFile) -> list[str]:
     with records.open_parquet(source.path) as file:
         return file.schema_arrow.names
 

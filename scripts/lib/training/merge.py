@@ -1,7 +1,7 @@
 """Stage 5: validated shards, and a base corpus if there is one, become the training corpus.
 
 Memory stays bounded whatever the size (see `shuffle`), equal inputs give equal bytes, and the corpus
-that was there stays whole until the new one takes its place in one rename (see `publish`).
+that was there stays whole until the new one takes its place in one rename (see `versions`).
 """
 
 import resource
@@ -21,7 +21,7 @@ from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import differences, digest
 from scripts.lib.training import inputs, versions
-from scripts.lib.training.inputs import Source
+from scripts.lib.training.inputs import MergedFile
 from scripts.lib.training.manifest import (
     COUNTED,
     Input,
@@ -41,7 +41,7 @@ SPARE_FILES = 100  # file descriptors left to the rest of the process
 
 
 @dataclass(slots=True)
-class Counts:
+class MergeCounts:
     """What became of one dataset's samples in the merge."""
 
     read: int = 0
@@ -89,13 +89,13 @@ def merge(
     return manifest
 
 
-def version_of(settings: dict, sources: list[Source], funnels: dict) -> str:
+def version_of(settings: dict, sources: list[MergedFile], funnels: dict) -> str:
     """The name of the corpus that these inputs make: 16 hex digits."""
     inputs = [[source.name, source.kind, source.sha256] for source in sources]
     return digest({"settings": settings, "inputs": inputs, "funnels": funnels})[:16]
 
 
-def _require_space(sources: list[Source], directory: Path) -> None:
+def _require_space(sources: list[MergedFile], directory: Path) -> None:
     # Spill files shrink while parts grow, and are the larger of the two.
     durable.require_free_space(directory, int(sum(source.memory for source in sources) * 1.05), "the merge")
 
@@ -104,7 +104,7 @@ def _build(
     config: Config,
     settings: dict[str, Any],
     version: str,
-    sources: list[Source],
+    sources: list[MergedFile],
     funnels: dict[str, dict[str, Any]],
     folder: Path,
     say: Callable[[str], None],
@@ -112,7 +112,7 @@ def _build(
     target, notes = _one_target(sources)
     for note in notes:
         say(f"merge: {note}")
-    counts: dict[str, Counts] = {}
+    counts: dict[str, MergeCounts] = {}
     buckets = Buckets(folder, records.SAMPLE_SCHEMA, _bucket_count(sources), config.merge.seed)
     for source in sources:
         for batch in ahead(inputs.batches(source, target.get("vocab_size"))):
@@ -153,7 +153,7 @@ def _build(
     return manifest
 
 
-def _bucket_count(sources: list[Source]) -> int:
+def _bucket_count(sources: list[MergedFile]) -> int:
     """As many buckets as keep one at BUCKET_BYTES, within the limit of open files."""
     wanted = max(1, -(-sum(source.memory for source in sources) // BUCKET_BYTES))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -166,11 +166,13 @@ def _bucket_count(sources: list[Source]) -> int:
     return power
 
 
-def _weighted(batch: pa.RecordBatch, source: Source, config: Config, counts: dict[str, Counts]) -> pa.RecordBatch:
+def _weighted(
+    batch: pa.RecordBatch, source: MergedFile, config: Config, counts: dict[str, MergeCounts]
+) -> pa.RecordBatch:
     """Count a batch's rows by dataset and keep the share that the weights tell, by seeded hash of the prompt."""
     present = _value_counts(batch["dataset"])
     for name, number in present:
-        one = counts.setdefault(name, Counts())
+        one = counts.setdefault(name, MergeCounts())
         one.read += number
         one.from_base += number if source.kind == "base" else 0
     weights = {name: _weight(name, source, config) for name, _ in present}
@@ -188,7 +190,7 @@ def _weighted(batch: pa.RecordBatch, source: Source, config: Config, counts: dic
     return batch.filter(pa.array(keep))
 
 
-def _weight(name: str, source: Source, config: Config) -> float:
+def _weight(name: str, source: MergedFile, config: Config) -> float:
     if source.kind == "base":
         return config.merge.base_weight
     if name not in config.datasets:
@@ -214,7 +216,7 @@ class PartWriter:
         self._supervised = 0
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, samples: pa.Table, counts: dict[str, Counts]) -> None:
+    def add(self, samples: pa.Table, counts: dict[str, MergeCounts]) -> None:
         """Append samples and count them by dataset."""
         for batch in samples.to_batches():
             lengths, sums = token_counts(batch)
@@ -283,10 +285,10 @@ class PartWriter:
         self._finish_part()
 
 
-def _check_accounting(counts: dict[str, Counts], funnels: dict[str, dict[str, Any]]) -> None:
+def _check_accounting(counts: dict[str, MergeCounts], funnels: dict[str, dict[str, Any]]) -> None:
     """Raise UserError when the shards hold other numbers of samples than validation passed."""
     for name in sorted(counts.keys() | funnels.keys()):
-        one = counts.get(name, Counts())
+        one = counts.get(name, MergeCounts())
         read = one.read - one.from_base
         passed = funnels[name]["passed"] if name in funnels else 0
         if read != passed:
@@ -296,13 +298,13 @@ def _check_accounting(counts: dict[str, Counts], funnels: dict[str, dict[str, An
             )
 
 
-def _one_target(sources: list[Source]) -> tuple[dict[str, Any], list[str]]:
+def _one_target(sources: list[MergedFile]) -> tuple[dict[str, Any], list[str]]:
     """The target that all inputs were made for, and notes on what is not known to be the same.
 
     Raises UserError for two tokenizers: one of them would make the ids meaningless.
     """
     notes = []
-    first: Source | None = None
+    first: MergedFile | None = None
     for source in reversed(sources):  # shards first: the run's own target is what the base must fit
         if source.ignored_columns:
             notes.append(f"{source.name}: columns left out: {', '.join(source.ignored_columns)}")
@@ -321,7 +323,7 @@ def _one_target(sources: list[Source]) -> tuple[dict[str, Any], list[str]]:
     return (first.provenance["target"] if first else {}), sorted(set(notes))
 
 
-def _refuse_mixed_origin(counts: dict[str, Counts]) -> None:
+def _refuse_mixed_origin(counts: dict[str, MergeCounts]) -> None:
     exact = sorted(name for name, one in counts.items() if "engine" in one.ids_origin)
     rebuilt = sorted(name for name, one in counts.items() if "reconstructed" in one.ids_origin)
     if exact and rebuilt:
@@ -331,7 +333,7 @@ def _refuse_mixed_origin(counts: dict[str, Counts]) -> None:
         )
 
 
-def _ledger(counts: Counts, funnel: dict[str, Any] | None) -> dict[str, Any]:
+def _ledger(counts: MergeCounts, funnel: dict[str, Any] | None) -> dict[str, Any]:
     ledger = asdict(counts)
     for name in ("ids_origin", "outcome"):
         ledger[name] = dict(sorted(ledger[name].items()))

@@ -102,7 +102,7 @@ def swap(training: Path, directory: Path) -> None:
     durable.fsync_directory(training.parent)
 
 
-def versions(training: Path) -> list[Path]:
+def all_versions(training: Path) -> list[Path]:
     """Folders of all complete versions."""
     return sorted(path.parent for path in corpora(training).glob(f"[!.]*/{manifest.MANIFEST}"))
 
@@ -111,7 +111,7 @@ def prune(training: Path, covered: Callable[[str], bool]) -> list[str]:
     """Remove the versions that are not current and that a good backup covers. Returns their names."""
     keep = current(training)
     removed = []
-    for directory in versions(training):
+    for directory in all_versions(training):
         if directory != keep and covered(directory.name):
             remove(directory)
             removed.append(directory.name)

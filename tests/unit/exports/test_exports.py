@@ -1,4 +1,6 @@
 import json
+import re
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -8,8 +10,7 @@ from scripts import export_training
 from scripts.lib.config.file import parse_config
 from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
-from scripts.lib.exports import FORMATS, export
-from scripts.lib.exports import corpus as corpus_module
+from scripts.lib.exports import FORMATS, export, json_lines
 from scripts.lib.exports.conversations import openai_calls
 from scripts.lib.target.model import load_target
 from scripts.lib.target.prepare import prepare_target
@@ -64,7 +65,7 @@ def test_tokens_are_verbatim_in_corpus_order(make, target, tmp_path):
 
 
 def test_files_have_a_limited_size(make, target, monkeypatch):
-    monkeypatch.setattr(corpus_module, "FILE_BYTES", 2000)
+    monkeypatch.setattr(json_lines, "FILE_BYTES", 2000)
     _, rows, folder = make([answered(target, number) for number in range(20)])("tokens")
     files = sorted((folder / "data").iterdir())
     assert len(files) > 3
@@ -247,3 +248,11 @@ def test_command_line(make, target, target_folder, tmp_path, capsys):
     missing = ["--training", str(tmp_path / "nothing"), "--target", str(target_folder)]
     assert export_training.main(["--format", "tokens", *missing, "--output", str(tmp_path / "x")]) == 1
     assert "no such file" in capsys.readouterr().err
+
+
+def test_the_docs_name_every_format_once():
+    """docs/exports.md has a table of the formats; a format without a row there is found by nobody."""
+    text = (Path(__file__).parents[3] / "docs/exports.md").read_text()
+    table = text.partition("## Formats")[2].partition("\n\n| format |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(FORMATS)

@@ -19,12 +19,12 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.engines.base import Failure, Reply
 from scripts.lib.engines.sglang import SGLang
-from scripts.lib.exports.corpus import Corpus
 from scripts.lib.fleet.launch import with_flags as command_with_flags
 from scripts.lib.hidden_states import choice, tensor_file, wire
 from scripts.lib.hidden_states.plan import dry_run, make_plan, size_line, with_flags
 from scripts.lib.hidden_states.store import Row, Store, file_name
 from scripts.lib.hidden_states.tensor_file import Damaged, NotBfloat16, pack, to_bfloat16
+from scripts.lib.training.reader import Corpus
 from tests.corpora import corpus, rows_of
 
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32}

@@ -16,14 +16,14 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
 from scripts.lib.core.records import Completion, Prompt, Turn, write_rows
 from scripts.lib.report import plots
-from scripts.lib.report.answers import Turns, read_answers, read_prompt_lengths
+from scripts.lib.report.answers import TurnSums, read_answers, read_prompt_lengths
 from scripts.lib.report.comparisons import times
 from scripts.lib.report.costs import rule_costs, union
-from scripts.lib.report.findings import findings
 from scripts.lib.report.ledger import ledger_of
 from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.origins import Origin
 from scripts.lib.report.run import DatasetRun, Run
+from scripts.lib.report.suspicions import suspicions
 
 some_lengths = st.lists(st.integers(0, 3000), max_size=60)
 
@@ -115,10 +115,10 @@ def test_answers_are_added_up_over_shards(tmp_path):
     assert answers.finish_reasons == {"stop": 3, "length": 1}
     assert answers.ids_origin == {"engine": 3, "reconstructed": 1}
     assert answers.endpoints == {
-        ("http://a", "", "m"): Turns(turns=3, tokens=14, seconds=2.0, cost_usd=0.5),
-        ("http://b", "", "m"): Turns(turns=1, tokens=30, at_limit=1),
+        ("http://a", "", "m"): TurnSums(turns=3, tokens=14, seconds=2.0, cost_usd=0.5),
+        ("http://b", "", "m"): TurnSums(turns=1, tokens=30, at_limit=1),
     }
-    assert answers.all == Turns(turns=4, tokens=44, seconds=2.0, cost_usd=0.5, at_limit=1)
+    assert answers.all == TurnSums(turns=4, tokens=44, seconds=2.0, cost_usd=0.5, at_limit=1)
     assert [answers.lengths.counts[length] for length in (0, 4, 10, 30)] == [1, 1, 1, 1]
 
 
@@ -202,7 +202,7 @@ def run_of(*datasets):
 
 def texts(run, origins=()):
     ledgers = {name: ledger_of(one) for name, one in run.datasets.items()}
-    return [f"{one.level} {one.where}: {one.text}" for one in findings(run, ledgers, list(origins), [])]
+    return [f"{one.level} {one.where}: {one.text}" for one in suspicions(run, ledgers, list(origins), [])]
 
 
 def test_nothing_is_found_in_a_run_without_fault():
@@ -233,12 +233,12 @@ def test_an_endpoint_is_compared_on_the_datasets_that_it_served():
     long, short = dataset("long"), dataset("short")
     for one, tokens in ((long, 1000), (short, 100)):
         for url, turns in (("http://a", 90 if one is long else 10), ("http://b", 10 if one is long else 90)):
-            part = Turns(turns=turns, tokens=turns * tokens)
+            part = TurnSums(turns=turns, tokens=turns * tokens)
             one.answers.endpoints[url, "", ""] = part
             one.answers.all.add(part)
     assert texts(run_of(long, short)) == []
 
-    bad = Turns(turns=100, tokens=100 * 300)
+    bad = TurnSums(turns=100, tokens=100 * 300)
     long.answers.endpoints["http://c", "", ""] = bad
     long.answers.all.add(bad)
     found = [text for text in texts(run_of(long, short)) if "http://c" in text]

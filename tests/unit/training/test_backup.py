@@ -84,16 +84,16 @@ def test_the_same_version_is_kept_once_and_old_versions_leave(place):
     first = place.merge(0)
     assert place.back_up() == place.back_up()
     second = place.merge(1)
-    assert [path.name for path in versions.versions(place.training)] == sorted([first.version, second.version])
+    assert [path.name for path in versions.all_versions(place.training)] == sorted([first.version, second.version])
     place.back_up()
-    assert [path.name for path in versions.versions(place.training)] == [second.version]
+    assert [path.name for path in versions.all_versions(place.training)] == [second.version]
     assert len(place.names()) == 2
 
 
 def test_a_version_without_a_backup_is_never_removed(place):
     first, second = place.merge(0), place.merge(1)
     place.back_up()
-    assert [path.name for path in versions.versions(place.training)] == sorted([first.version, second.version])
+    assert [path.name for path in versions.all_versions(place.training)] == sorted([first.version, second.version])
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

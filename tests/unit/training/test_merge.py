@@ -39,7 +39,7 @@ def test_merging_the_same_inputs_again_writes_nothing(tmp_path):
     before = {path.name: path.stat().st_ino for path in (tmp_path / "training").iterdir()}
     assert corpus(tmp_path, paths=paths) == first
     assert {path.name: path.stat().st_ino for path in (tmp_path / "training").iterdir()} == before
-    assert [path.name for path in versions.versions(tmp_path / "training")] == [first.version]
+    assert [path.name for path in versions.all_versions(tmp_path / "training")] == [first.version]
 
 
 def test_results_can_be_moved(tmp_path):

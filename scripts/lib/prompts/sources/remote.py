@@ -11,11 +11,11 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.secrets import without_secrets
 from scripts.lib.prompts.sources.files import SourceFile
 from scripts.lib.prompts.sources.rows import kind_of
 
@@ -151,13 +151,6 @@ def _network_errors() -> tuple[type[Exception], ...]:
     import aiohttp
 
     return (aiohttp.ClientError, TimeoutError, fsspec.exceptions.FSTimeoutError)
-
-
-def without_secrets(url: str) -> str:
-    """The URL without user, password and query, which may hold keys."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _status(error: BaseException) -> int | None:

@@ -1,4 +1,4 @@
-"""A finding: one sentence about a run that somebody should know."""
+"""A suspicion: one sentence about a run that somebody should know."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ WRONG, LOOK, NOTE = "wrong", "look", "note"
 
 
 @dataclass(slots=True)
-class Finding:
+class Suspicion:
     """One thing that somebody should know. `text` is a sentence, `advice` what to do.
 
-    Several datasets often have the same trouble. Findings with the same `common` are told in one sentence:
+    Several datasets often have the same trouble. Suspicions with the same `common` are told in one sentence:
     `common`, its `{}` replaced by each dataset with its `share`.
     """
 
@@ -22,9 +22,9 @@ class Finding:
     share: str = ""
 
 
-def together(found: Iterable[Finding]) -> Iterator[Finding]:
+def together(found: Iterable[Suspicion]) -> Iterator[Suspicion]:
     """Findings of one kind in several datasets as one, in the place of the first."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str], list[Suspicion]] = {}
     for number, finding in enumerate(found):
         groups.setdefault((finding.level, finding.common or str(number)), []).append(finding)
     for (level, common), same in groups.items():
@@ -32,7 +32,7 @@ def together(found: Iterable[Finding]) -> Iterator[Finding]:
             yield same[0]
         else:
             shares = ", ".join(f"{finding.where} {finding.share}" for finding in same)
-            yield Finding(level, f"{len(same)} datasets", common.replace("{}", shares), same[0].advice)
+            yield Suspicion(level, f"{len(same)} datasets", common.replace("{}", shares), same[0].advice)
 
 
 def share_text(count: int, total: int) -> str:

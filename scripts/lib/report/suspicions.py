@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from scripts.lib.core.records import OUTCOMES
 from scripts.lib.prompts.defects import NOT_USED
 from scripts.lib.report.comparisons import CHANGED, DOMINANT, FAR, UNEVEN, compare
-from scripts.lib.report.finding import LOOK, NOTE, WRONG, Finding, share_text, together
-from scripts.lib.report.ledger import Ledger, corpus_problems
+from scripts.lib.report.ledger import LossLedger, corpus_problems
 from scripts.lib.report.origins import Origin, Stale
 from scripts.lib.report.run import DatasetRun, Run
+from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion, share_text, together
 
 CASES = 3  # prompts: fewer are no share of anything
 CUT_LOOK, CUT_WRONG = 0.05, 0.25  # share of answers that reached max_tokens
@@ -44,7 +44,7 @@ _NO_ANSWER = {
 }
 
 
-def findings(run: Run, ledgers: dict[str, Ledger], origins: list[Origin], stale: list[Stale]) -> list[Finding]:
+def suspicions(run: Run, ledgers: dict[str, LossLedger], origins: list[Origin], stale: list[Stale]) -> list[Suspicion]:
     """Everything suspicious, the worst first."""
     datasets = run.datasets.values()
     found = [
@@ -66,27 +66,27 @@ def _graded(share: float, look: float, wrong: float) -> str | None:
 # --- the run as a whole ---
 
 
-def _sums(run: Run, ledgers: dict[str, Ledger]) -> Iterator[Finding]:
+def _sums(run: Run, ledgers: dict[str, LossLedger]) -> Iterator[Suspicion]:
     for name, ledger in ledgers.items():
         for problem in ledger.problems:
-            yield Finding(
+            yield Suspicion(
                 WRONG,
                 name,
                 f"The numbers don't add up: {problem}.",
                 "Files of different runs lie side by side: delete what is older and run again.",
             )
     for problem in corpus_problems(run):
-        yield Finding(
+        yield Suspicion(
             WRONG, "corpus", f"{problem}.", "Check it with `verify_training`; `restore_training` brings a backup back."
         )
 
 
-def _progress(run: Run) -> Iterator[Finding]:
+def _progress(run: Run) -> Iterator[Suspicion]:
     for name, figures in run.progress.datasets.items():
         if figures.status in ("failed", "stopped"):
             left = figures.total - figures.completed - figures.failed
             how = "failed" if figures.status == "failed" else "was stopped"
-            yield Finding(
+            yield Suspicion(
                 WRONG if figures.status == "failed" else LOOK,
                 name,
                 f"Generation {how} with {left:,} of {figures.total:,} prompts left.",
@@ -95,29 +95,29 @@ def _progress(run: Run) -> Iterator[Finding]:
     budget, spent = run.config.budget, run.progress
     if budget.cost and spent.cost_usd > NEARLY * budget.cost:
         text = f"${spent.cost_usd:,.2f} of ${budget.cost:,.2f} are spent."
-        yield Finding(LOOK, "budget", text, "Raise `budget.cost` to have the rest answered.")
+        yield Suspicion(LOOK, "budget", text, "Raise `budget.cost` to have the rest answered.")
     tokens = spent.total_input_tokens + spent.total_output_tokens
     if budget.tokens and tokens > NEARLY * budget.tokens:
         text = f"{tokens:,} of {budget.tokens:,} tokens are used."
-        yield Finding(LOOK, "budget", text, "Raise `budget.tokens` to have the rest answered.")
+        yield Suspicion(LOOK, "budget", text, "Raise `budget.tokens` to have the rest answered.")
 
 
-def _corpus(run: Run) -> Iterator[Finding]:
+def _corpus(run: Run) -> Iterator[Suspicion]:
     if run.corpus is None:
         return
     if run.corpus_is_current:
         for note in run.corpus.manifest.notes:
-            yield Finding(NOTE, "corpus", f"{note}.")
+            yield Suspicion(NOTE, "corpus", f"{note}.")
     else:
         version = run.corpus.manifest.version
         text = f"results/training (version {version}) is the corpus of an earlier run; this one isn't merged yet."
-        yield Finding(NOTE, "corpus", text)
+        yield Suspicion(NOTE, "corpus", text)
 
 
 # --- stages ---
 
 
-def _source(one: DatasetRun) -> Iterator[Finding]:
+def _source(one: DatasetRun) -> Iterator[Suspicion]:
     if not one.source:
         return
     rows = one.source["rows"]
@@ -128,7 +128,7 @@ def _source(one: DatasetRun) -> Iterator[Finding]:
         worst = sorted(lost, key=lambda reason: -lost[reason])[:3]
         reasons = ", ".join(f"{reason} {lost[reason]:,}" for reason in worst)
         unfit = any(reason not in NOT_USED for reason in worst)
-        yield Finding(
+        yield Suspicion(
             LOOK,
             one.name,
             f"{share_text(sum(lost.values()), wanted)} of the source's rows became no prompt ({reasons}).",
@@ -136,19 +136,21 @@ def _source(one: DatasetRun) -> Iterator[Finding]:
         )
 
 
-def _answers(one: DatasetRun) -> Iterator[Finding]:
+def _answers(one: DatasetRun) -> Iterator[Suspicion]:
     """Outcomes, from the finished shards, or from progress while there are none."""
     outcomes = one.answers.outcomes or Counter(one.progress.outcomes)
     total = sum(outcomes.values())
     if not total:
         return
 
-    def graded(count: int, look: float, wrong: float, kind: str, advice: str = "", more: str = "") -> Iterator[Finding]:
+    def graded(
+        count: int, look: float, wrong: float, kind: str, advice: str = "", more: str = ""
+    ) -> Iterator[Suspicion]:
         level = _graded(count / total, look, wrong) if count >= CASES else None
         if level:
             share = share_text(count, total)
             text = f"{share} of the prompts ({count:,}) {kind}{more}."
-            yield Finding(level, one.name, text, advice, f"{{}} of the prompts {kind}.", share)
+            yield Suspicion(level, one.name, text, advice, f"{{}} of the prompts {kind}.", share)
 
     yield from graded(
         outcomes["length"], CUT_LOOK, CUT_WRONG, "have an answer that was cut at max_tokens",
@@ -167,13 +169,13 @@ def _answers(one: DatasetRun) -> Iterator[Finding]:
         yield from graded(outcomes[outcome], LOST_LOOK, LOST_WRONG, words, more=why)
     if outcomes["over_budget"]:
         text = f"{outcomes['over_budget']:,} prompts were not sent: the budget is used up."
-        yield Finding(LOOK, one.name, text, "Raise it and run again: only these are asked.")
+        yield Suspicion(LOOK, one.name, text, "Raise it and run again: only these are asked.")
     unknown = outcomes.keys() - set(OUTCOMES)
     if unknown:
-        yield Finding(WRONG, one.name, f"Unknown outcomes: {', '.join(sorted(unknown))}.")
+        yield Suspicion(WRONG, one.name, f"Unknown outcomes: {', '.join(sorted(unknown))}.")
     repeated = one.progress.retried
     if repeated > total:
-        yield Finding(
+        yield Suspicion(
             LOOK,
             one.name,
             f"{repeated:,} sends failed and were made again for {total:,} prompts.",
@@ -181,19 +183,19 @@ def _answers(one: DatasetRun) -> Iterator[Finding]:
         )
 
 
-def _validation(run: Run, one: DatasetRun) -> Iterator[Finding]:
+def _validation(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     counts = one.validated
     if not counts:
         return
     samples, rejected = counts["samples"], sum(counts["rejects"].values())
     if not counts["passed"]:
-        yield Finding(WRONG, one.name, "Not one sample passed validation.", "Its rejects are in results/validated.")
+        yield Suspicion(WRONG, one.name, "Not one sample passed validation.", "Its rejects are in results/validated.")
     limit = run.config.validation.max_reject_rate
     if samples and rejected > limit * samples:
         worst = ", ".join(
             f"{check} {count:,}" for check, count in sorted(counts["rejects"].items(), key=lambda item: -item[1])[:3]
         )
-        yield Finding(
+        yield Suspicion(
             WRONG,
             one.name,
             f"{share_text(rejected, samples)} of its samples were refused ({worst}), more than max_reject_rate {limit:.0%}.",
@@ -202,7 +204,7 @@ def _validation(run: Run, one: DatasetRun) -> Iterator[Finding]:
     else:
         for check, count in counts["rejects"].items():
             if samples and count > CHECK * samples:
-                yield Finding(
+                yield Suspicion(
                     LOOK,
                     one.name,
                     f"{share_text(count, samples)} of its samples ({count:,}) were refused by the check {check}.",
@@ -211,7 +213,7 @@ def _validation(run: Run, one: DatasetRun) -> Iterator[Finding]:
     yield from _ids(run, one)
 
 
-def _ids(run: Run, one: DatasetRun) -> Iterator[Finding]:
+def _ids(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     """Ids that were put together from text are only nearly what the target sampled."""
     origin = one.validated["statistics"]["ids_origin"]
     rebuilt = origin.get("reconstructed", 0)
@@ -231,14 +233,14 @@ def _ids(run: Run, one: DatasetRun) -> Iterator[Finding]:
     if drift["turns"]:
         text += f" Where both are known, {share_text(drift['drifted'], drift['turns'])} of answers get other ids."
     level = LOOK if exact or drift["drifted"] > DRIFT * max(1, drift["turns"]) else NOTE
-    yield Finding(level, one.name, text, "`merge.mixed_ids_origin: false` refuses a mixture." if exact else "")
+    yield Suspicion(level, one.name, text, "`merge.mixed_ids_origin: false` refuses a mixture." if exact else "")
 
 
-def _origins(origins: list[Origin]) -> Iterator[Finding]:
+def _origins(origins: list[Origin]) -> Iterator[Suspicion]:
     for origin in origins:
         if origin.mixed and origin.must_agree:
             values = "; ".join(f"{value} ({', '.join(where)})" for value, where in origin.places())
-            yield Finding(
+            yield Suspicion(
                 WRONG,
                 origin.dataset or "run",
                 f"{origin.name} differs within the run: {values}.",
@@ -246,9 +248,9 @@ def _origins(origins: list[Origin]) -> Iterator[Finding]:
             )
 
 
-def _stale(run: Run, stale: list[Stale]) -> Iterator[Finding]:
+def _stale(run: Run, stale: list[Stale]) -> Iterator[Suspicion]:
     for one in stale:
         many = f"{len(one.shards)} of {run.config.shards} shards"
         told = f"of {one.stage} were made with another setting than the config has now: {one.change}."
         advice = "Run again, or report with the config of the run."
-        yield Finding(LOOK, one.dataset, f"{many} {told}", advice, f"{{}} {told}", many)
+        yield Suspicion(LOOK, one.dataset, f"{many} {told}", advice, f"{{}} {told}", many)
