@@ -70,7 +70,8 @@ class Dialogue:
         """Ids of the next prompt. The first one has come with them from stage 1. Raises TemplateError."""
         if not work.turns and work.prompt.prompt_ids is not None:
             return work.prompt.prompt_ids
-        return self.target.render(history(work.prompt.messages, work.turns), work.prompt.tools)
+        prompt = work.prompt
+        return self.target.render(history(prompt.messages, work.turns), prompt.tools, prompt.template_kwargs)
 
     def next_request(self, work: Work) -> Request | Step:
         """The request for the next turn; a `done` step when there can't be one."""

@@ -49,13 +49,18 @@ class Message:
     """One turn of a conversation, in the roles that chat templates know.
 
     `reasoning` is the assistant's thought without its tags; `tool_calls` is the JSON text of the
-    OpenAI-style list.
+    OpenAI-style list. `name` and `tool_call_id` belong to a tool's turn: which function answers, and which of its
+    calls (`functions.weather:0`, `call_9`); templates render them. `trainable`: False for an answer that its source
+    says is not to be learnt; its tokens stay in the prompt, with mask 0.
     """
 
     role: str
     content: str
     reasoning: str | None = None
     tool_calls: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    trainable: bool = True
 
     def for_template(self) -> dict[str, Any]:
         """The dict that a chat template reads; reasoning under both names that templates use."""
@@ -65,7 +70,21 @@ class Message:
             message["reasoning"] = self.reasoning
         if self.tool_calls is not None:
             message["tool_calls"] = orjson.loads(self.tool_calls)
+        if self.role == "tool":
+            # Never a user's: Kimi's template lets the name take the role's place.
+            named = {"name": self.name, "tool_call_id": self.tool_call_id}
+            message |= {key: value for key, value in named.items() if value is not None}
         return message
+
+    def identity(self) -> list[Any]:
+        """What tells this turn from another, for hashes: fields that came later only where they say something.
+
+        So rows keep the ids under which they were answered.
+        """
+        values: list[Any] = [self.role, self.content, self.reasoning, self.tool_calls]
+        if self.name is not None or self.tool_call_id is not None or not self.trainable:
+            values += [self.name, self.tool_call_id, self.trainable]
+        return values
 
 
 @dataclass(slots=True)
@@ -86,6 +105,7 @@ class Prompt:
     prompt_ids: list[int] | None = None  # of the first prompt, class B only: what is sent is what was counted
     input_ids: list[int] | None = None
     loss_mask: list[int] | None = None
+    template_kwargs: str | None = None  # JSON text: this row's own template variables, over the configured ones
 
 
 @dataclass(slots=True)
@@ -138,6 +158,7 @@ class Sample:
     messages: list[Message] = field(default_factory=list)
     tools: str | None = None
     flags: list[str] = field(default_factory=list)
+    template_kwargs: str | None = None  # of its prompt
 
 
 @dataclass(slots=True)
@@ -154,6 +175,9 @@ _message = pa.struct(
         pa.field("content", pa.string(), nullable=False),
         pa.field("reasoning", pa.string()),
         pa.field("tool_calls", pa.string()),
+        pa.field("name", pa.string()),
+        pa.field("tool_call_id", pa.string()),
+        pa.field("trainable", pa.bool_(), nullable=False),
     ]
 )
 _ids = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -195,6 +219,7 @@ PROMPT_SCHEMA = _schema(
     ("prompt_ids", _ids, True),
     ("input_ids", _ids, True),
     ("loss_mask", _mask, True),
+    ("template_kwargs", pa.string(), True),
 )
 COMPLETION_SCHEMA = _schema(
     ("id", pa.string(), False),
@@ -216,6 +241,7 @@ SAMPLE_SCHEMA = _schema(
     ("messages", _messages, False),
     ("tools", pa.string(), True),
     ("flags", _strings, False),
+    ("template_kwargs", pa.string(), True),
 )
 REJECT_SCHEMA = _schema(
     *((f.name, f.type, f.nullable) for f in SAMPLE_SCHEMA),
@@ -231,6 +257,50 @@ SCHEMAS: dict[type, pa.Schema] = {
     Sample: SAMPLE_SCHEMA,
     Reject: REJECT_SCHEMA,
 }
+
+
+# Columns and fields of messages that came later, with what it means that a file doesn't have them.
+_LATER: dict[str, Any] = {"template_kwargs": None, "name": None, "tool_call_id": None, "trainable": True}
+
+
+def columns_of(kind: type, file: pa.Schema) -> list[str] | None:
+    """The columns of `kind` that a file holds, be it of an earlier version; None when it is of no such kind."""
+    names = [name for name in SCHEMAS[kind].names if name in file.names]
+    missing = set(SCHEMAS[kind].names) - set(names)
+    return names if missing <= _LATER.keys() else None
+
+
+def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of an earlier version in today's `schema`: what they lack is filled in."""
+    if batch.schema.equals(schema, check_metadata=False):
+        return batch
+    rows = len(batch)
+    columns = [
+        in_type(batch[field.name], field.type)
+        if field.name in batch.schema.names
+        else pa.repeat(pa.scalar(_LATER[field.name], field.type), rows)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def in_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column of messages with the fields that it lacks; any other column as it is."""
+    if kind != _messages or array.type.equals(kind) or not pa.types.is_list(array.type):
+        return array
+    held = array.values
+    names = {field.name for field in held.type} if pa.types.is_struct(held.type) else set()
+    if not {field.name for field in _message} - names <= _LATER.keys():
+        return array
+    children = [
+        held.field(field.name)
+        if field.name in names
+        else pa.repeat(pa.scalar(_LATER[field.name], field.type), len(held))
+        for field in _message
+    ]
+    structs = pa.StructArray.from_arrays(children, fields=list(_message))
+    # A list that is null has no offset of its own.
+    return pa.ListArray.from_arrays(array.offsets, structs, type=kind)
 
 
 def with_provenance(schema: pa.Schema, provenance: dict) -> pa.Schema:

@@ -214,7 +214,8 @@ def openai_calls(text: str | None) -> list[dict[str, Any]]:
 def comes_back(target: Target, sample: Sample) -> bool:
     """Whether the target's template and tokenizer give the sample's ids back from its messages."""
     try:
-        ids = target.encode(target.render_text(sample.messages, sample.tools, generation_prompt=False))
+        text = target.render_text(sample.messages, sample.tools, sample.template_kwargs, generation_prompt=False)
+        ids = target.encode(text)
     except TemplateError:
         return False
     # Templates may end with glue that no engine samples, such as a line break after the stop token.

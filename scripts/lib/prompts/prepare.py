@@ -229,7 +229,7 @@ def _first_prompts(chosen: list[tuple[str, Candidate]], target: Target) -> list[
         users = [index for index, message in enumerate(conversation.messages) if message.role == "user"]
         first = conversation.messages[: users[0] + 1]
         try:
-            texts.append(target.render_text(first, conversation.tools))
+            texts.append(target.render_text(first, conversation.tools, conversation.template_kwargs))
             found.append(None)  # filled in below, by batch
         except TemplateError as error:
             found.append(str(error))
@@ -282,6 +282,7 @@ def _write(config: Config, name: str, candidates: Spool, output: Path, provenanc
                 prompt_ids=ids,
                 input_ids=conversation.input_ids,
                 loss_mask=conversation.loss_mask,
+                template_kwargs=conversation.template_kwargs,
             )
 
     counts = [

@@ -52,6 +52,8 @@ def prompt_key(conversation: Conversation) -> bytes:
     else:
         turns = [[m.role, normalised(m.content)] for m in conversation.messages if m.role in ("system", "user")]
         value = [turns, conversation.tools]
+        if conversation.template_kwargs is not None:  # may hold a system prompt
+            value.append(conversation.template_kwargs)
     return bytes.fromhex(digest(value))
 
 
@@ -60,8 +62,10 @@ def prompt_id(dataset: str, conversation: Conversation, occurrence: int = 0) -> 
 
     Rows that are equal in all of it are told apart by counting them: `occurrence` is 0 for the first.
     """
-    messages = [[m.role, m.content, m.reasoning, m.tool_calls] for m in conversation.messages]
+    messages = [message.identity() for message in conversation.messages]
     value: list[Any] = [dataset, conversation.row_id, messages, conversation.tools]
+    if conversation.template_kwargs is not None:
+        value.append(conversation.template_kwargs)
     if conversation.input_ids is not None:
         value += [conversation.input_ids, conversation.loss_mask]
     return digest([*value, occurrence] if occurrence else value)

@@ -24,9 +24,9 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
     Python objects a row at a time, which would cost as much as half a request.
     """
     with open_parquet(path) as file:
-        # Shards of before this column was: their prompts are rendered when they are sent.
-        rendered = "prompt_ids" in file.schema_arrow.names
-        columns = _PROMPT_COLUMNS + ["prompt_ids"] * rendered
+        # Shards of before these columns were: prompts without ids are rendered when they are sent.
+        later = [name for name in ("prompt_ids", "template_kwargs") if name in file.schema_arrow.names]
+        columns = _PROMPT_COLUMNS + later
         for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
             ids = batch.column("id").to_pylist()
             keep = [row for row, id in enumerate(ids) if wanted(id)]
@@ -34,16 +34,27 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
                 continue
             lists = batch.column("messages")
             offsets = lists.offsets.to_pylist()
-            fields = [lists.values.field(name).to_pylist() for name in ("role", "content", "reasoning", "tool_calls")]
-            messages = [Message(*values) for values in zip(*fields)]
+            turns = lists.values
+            names = [field.name for field in turns.type]
+            fields = [turns.field(name).to_pylist() for name in names]
+            messages = [Message(**dict(zip(names, values))) for values in zip(*fields)]
             dataset, source, key, tools, tokens = (
                 batch.column(name).to_pylist() for name in ("dataset", "source", "key", "tools", "prompt_tokens")
             )
-            sent: list[list[int]] = _int_lists(batch.column("prompt_ids")) if rendered else [[]] * len(ids)
+            sent: list[list[int]] = _int_lists(batch.column("prompt_ids")) if "prompt_ids" in later else [[]] * len(ids)
+            kwargs = batch.column("template_kwargs").to_pylist() if "template_kwargs" in later else [None] * len(ids)
             for row in keep:
                 own = messages[offsets[row] : offsets[row + 1]]
                 yield Prompt(
-                    ids[row], dataset[row], source[row], key[row], own, tools[row], tokens[row], sent[row] or None
+                    ids[row],
+                    dataset[row],
+                    source[row],
+                    key[row],
+                    own,
+                    tools[row],
+                    tokens[row],
+                    sent[row] or None,
+                    template_kwargs=kwargs[row],
                 )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.records import REJECT_SCHEMA, SAMPLE_SCHEMA, Reject, Sample, from_dict, open_parquet
+from scripts.lib.core.records import Reject, Sample, columns_of, from_dict, open_parquet
 from scripts.lib.target.model import Target
 
 SUPERVISED = "bold green"
@@ -28,7 +28,7 @@ def sample_files(path: Path) -> list[Path]:
             f"{path}: no such file or folder: name a Parquet file of samples or a folder such as results/training"
         )
     files = sorted(path.rglob("*.parquet"))
-    found = [file for file in files if set(SAMPLE_SCHEMA.names) <= set(pq.read_schema(file).names)]
+    found = [file for file in files if columns_of(Sample, pq.read_schema(file))]
     if not found:
         raise UserError(f"{path}: holds no Parquet files of samples (stages tokens, validated and training have them)")
     # A folder shows what passed; rejects are shown when their file is named.
@@ -43,10 +43,10 @@ def find_samples(path: Path, dataset: str | None, sample_id: str | None, skip: i
 def _matching(path: Path, dataset: str | None, sample_id: str | None) -> Iterator[Sample]:
     for file in sample_files(path):
         with open_parquet(file) as parquet:
-            if not set(SAMPLE_SCHEMA.names) <= set(parquet.schema_arrow.names):
+            rejects = columns_of(Reject, parquet.schema_arrow)
+            names = rejects or columns_of(Sample, parquet.schema_arrow)
+            if names is None:
                 raise UserError(f"{file}: not a file of samples (stages tokens, validated and training have them)")
-            rejects = set(REJECT_SCHEMA.names) <= set(parquet.schema_arrow.names)
-            names = (REJECT_SCHEMA if rejects else SAMPLE_SCHEMA).names
             for batch in parquet.iter_batches(batch_size=64, columns=names):
                 for row in batch.to_pylist():
                     if dataset is not None and row["dataset"] != dataset:

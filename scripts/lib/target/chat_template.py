@@ -8,7 +8,7 @@ published templates.
 import datetime
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -20,7 +20,11 @@ from jinja2.utils import Namespace
 # Names under which chats carry a thought, the usual one first.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
-Renderer = Callable[[list[dict], list[dict] | None, bool], str]  # (messages, tools, generation prompt) -> text
+
+class Renderer(Protocol):
+    """Renders a conversation; `more` are template variables of this conversation alone."""
+
+    def __call__(self, messages: list[dict], tools: list[dict] | None, generation_prompt: bool, **more: Any) -> str: ...
 
 
 class _Generation(Extension):
@@ -101,7 +105,7 @@ def compile_template(template: str, variables: Mapping[str, Any]) -> Renderer:
     variables = {"documents": None, **variables}
     compiled: jinja2.Template | None = None  # at the first use: a syntax error is the template's refusal too
 
-    def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
+    def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool, **more: Any) -> str:
         nonlocal compiled
         if compiled is None:
             compiled = _environment().from_string(template)
@@ -114,7 +118,7 @@ def compile_template(template: str, variables: Mapping[str, Any]) -> Renderer:
             messages=[_with_thought(message) for message in messages],
             tools=tools,
             add_generation_prompt=generation_prompt,
-            **variables,
+            **{**variables, **more},
         )
 
     return render

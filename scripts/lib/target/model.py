@@ -12,7 +12,7 @@ import datetime
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,15 +126,23 @@ class Target:
             "vocab_size": facts.vocab_size,
         }
 
-    def render(self, messages: Sequence[Message], tools: str | None = None) -> list[int]:
+    def render(
+        self, messages: Sequence[Message], tools: str | None = None, template_kwargs: str | None = None
+    ) -> list[int]:
         """Prompt ids of a conversation, generation prompt included.
 
+        `tools` and `template_kwargs` are JSON texts; the latter are template variables over the pinned ones.
         Raises TemplateError when the template refuses the messages.
         """
-        return self.encode(self.render_text(messages, tools))
+        return self.encode(self.render_text(messages, tools, template_kwargs))
 
     def render_text(
-        self, messages: Sequence[Message], tools: str | None = None, *, generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: str | None = None,
+        template_kwargs: str | None = None,
+        *,
+        generation_prompt: bool = True,
     ) -> str:
         """The text whose tokens `render` returns. Raises TemplateError when the template refuses the messages."""
         if not messages:
@@ -143,19 +151,20 @@ class Target:
         calls = any("tool_calls" in message for message in conversation)
         try:
             parsed_tools = orjson.loads(tools) if tools else None
-            if calls:
-                return self._apply_with_calls(conversation, parsed_tools, generation_prompt)
-            return self._apply(conversation, parsed_tools, generation_prompt)
+            variables = orjson.loads(template_kwargs) if template_kwargs else {}
+            apply = functools.partial(self._apply, tools=parsed_tools, generation_prompt=generation_prompt, **variables)
+            return self._apply_with_calls(conversation, apply) if calls else apply(conversation)
         except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
             # Templates run arbitrary expressions over the messages: whatever they raise is the template's refusal.
             raise TemplateError(" ".join(str(error).split())[:300] or type(error).__name__) from None
 
-    def _apply_with_calls(self, conversation: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
+    @staticmethod
+    def _apply_with_calls(conversation: list[dict], apply: Callable[[list[dict]], str]) -> str:
         """Templates disagree whether a call's arguments are an object (most) or JSON text (DeepSeek-V3.1): try both."""
         try:
-            return self._apply(_with_parsed_arguments(conversation), tools, generation_prompt)
+            return apply(_with_parsed_arguments(conversation))
         except (jinja2.TemplateError, TypeError):
-            return self._apply(conversation, tools, generation_prompt)
+            return apply(conversation)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, control tokens in it recognised, no special tokens added.
@@ -356,9 +365,9 @@ class RemoteVocabulary:
     def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
         self._hf.chat_template = template
 
-        def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool) -> str:
+        def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool, **more: Any) -> str:
             return self._hf.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **variables
+                messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **{**variables, **more}
             )
 
         return render

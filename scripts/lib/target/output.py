@@ -4,6 +4,7 @@ Everything is decided at ids. The same characters can come from a control token 
 letter, and only the ids tell which.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -211,7 +212,7 @@ def with_split_thought(target: "Target", message: Message) -> Message:
         return message
     thought, _, content = message.content.partition(closing)
     thought = thought.lstrip().removeprefix(opening).strip("\n")
-    return Message("assistant", content.lstrip("\n"), thought, message.tool_calls)
+    return dataclasses.replace(message, content=content.lstrip("\n"), reasoning=thought)
 
 
 def reconstruct(

@@ -34,7 +34,9 @@ class _Growing:
     flags: set[str] = field(default_factory=set)
 
 
-def from_completion(completion: Completion, tools: str | None, dataset: Dataset) -> list[Sample]:
+def from_completion(
+    completion: Completion, tools: str | None, dataset: Dataset, template_kwargs: str | None = None
+) -> list[Sample]:
     """Samples of a completion: one for all turns that merge, else one per turn.
 
     A turn merges into the sample before it only if its prompt literally starts with that sample's ids: the template's
@@ -60,7 +62,7 @@ def from_completion(completion: Completion, tools: str | None, dataset: Dataset)
         last.mask += [1] * len(turn.output_ids)
         last.turns.append(number)
         last.flags |= turn_flags(turn)
-    return [_finished(completion, tools, sample, len(growing) > 1) for sample in growing]
+    return [_finished(completion, tools, template_kwargs, sample, len(growing) > 1) for sample in growing]
 
 
 def kept_turns(completion: Completion, dataset: Dataset) -> list[int]:
@@ -94,7 +96,9 @@ def turn_flags(turn: Turn) -> set[str]:
     return flags
 
 
-def _finished(completion: Completion, tools: str | None, sample: _Growing, several: bool) -> Sample:
+def _finished(
+    completion: Completion, tools: str | None, template_kwargs: str | None, sample: _Growing, several: bool
+) -> Sample:
     last = sample.turns[-1]
     turn = completion.turns[last]
     return Sample(
@@ -108,6 +112,7 @@ def _finished(completion: Completion, tools: str | None, sample: _Growing, sever
         messages=_until_answer(completion.messages, last),
         tools=tools,
         flags=sorted(sample.flags),
+        template_kwargs=template_kwargs,
     )
 
 
@@ -125,19 +130,20 @@ def tokenize_completions(
     Raises UserError when a prompt has no outcome or two, or an outcome has no prompt: nothing may be lost here.
     """
     settings = config.datasets[dataset]
-    tools = dict(records.read_columns(prompts, ["id", "tools"]))
-    counts = {"prompts": len(tools), "samples": 0}
+    asked = _rendered_with(prompts)
+    counts = {"prompts": len(asked), "samples": 0}
     seen: set[str] = set()
 
     def samples() -> Iterator[Sample]:
         for completion in records.read_rows(completions, Completion):
-            if completion.id not in tools:
+            if completion.id not in asked:
                 raise UserError(f"{completions}: {completion.id} is not a prompt of {prompts}: delete it and run again")
             if completion.id in seen:
                 raise UserError(f"{completions}: {completion.id} has two outcomes: delete it and run again")
             seen.add(completion.id)
-            yield from from_completion(completion, tools[completion.id], settings)
-        missing = tools.keys() - seen
+            tools, template_kwargs = asked[completion.id]
+            yield from from_completion(completion, tools, settings, template_kwargs)
+        missing = asked.keys() - seen
         if missing:
             raise UserError(
                 f"{completions}: {len(missing)} prompts of {prompts} have no outcome, such as {min(missing)}: "
@@ -148,6 +154,14 @@ def tokenize_completions(
         output, Sample, samples(), _provenance(config, dataset, target, prompts, completions)
     )
     return counts
+
+
+def _rendered_with(prompts: Path) -> dict[str, tuple[str | None, str | None]]:
+    """Prompt id -> (tools, template variables) of a shard of prompts, be it of before there were such variables."""
+    with records.open_parquet(prompts) as file:
+        names = [name for name in ("id", "tools", "template_kwargs") if name in file.schema_arrow.names]
+    rows = records.read_columns(prompts, names)
+    return {prompt_id: (tools, kwargs[0] if kwargs else None) for prompt_id, tools, *kwargs in rows}
 
 
 def _provenance(config: Config, dataset: str, target: Target, *inputs: Path) -> dict:
@@ -204,6 +218,7 @@ def from_conversations(target: Target, prompts: list[Prompt]) -> Iterator[Sample
             messages=draft.messages,
             tools=prompt.tools,
             flags=sorted(draft.flags),
+            template_kwargs=prompt.template_kwargs,
         )
 
 
@@ -223,13 +238,16 @@ def _drafts(target: Target, prompt: Prompt) -> list[tuple[_Draft, bool]]:
     if prompt.input_ids is not None:
         return [(_Draft(), False)]
     try:
-        drafts = _rendered(target, [with_split_thought(target, message) for message in prompt.messages], prompt.tools)
+        messages = [with_split_thought(target, message) for message in prompt.messages]
+        drafts = _rendered(target, messages, prompt.tools, prompt.template_kwargs)
     except ValueError:  # TemplateError, NotWritable
         drafts = [_Draft(messages=prompt.messages, flags={"template_error"})]
     return [(draft, len(drafts) > 1) for draft in drafts]
 
 
-def _rendered(target: Target, messages: list[Message], tools: str | None) -> list[_Draft]:
+def _rendered(
+    target: Target, messages: list[Message], tools: str | None, template_kwargs: str | None = None
+) -> list[_Draft]:
     """One draft for all turns that merge (see `from_completion`; here the test is made on texts), else one per turn.
 
     Raises TemplateError when the template or the format of its turns refuses the conversation.
@@ -240,7 +258,7 @@ def _rendered(target: Target, messages: list[Message], tools: str | None) -> lis
     for position, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        prompt = target.render_text(messages[:position], tools)
+        prompt = target.render_text(messages[:position], tools, template_kwargs)
         answer, flags = form.write(target, prompt, message)
         last = drafts[-1] if drafts else None
         if last is not None and prompt.startswith(last.text) and _joined(target, last, prompt):

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.records import Sample
 from scripts.lib.training import manifest
 
 BATCH_BYTES = 16 << 20  # Arrow bytes of one batch: what is in memory while a file is read
@@ -37,7 +38,7 @@ def validated_shard(path: Path) -> MergedFile:
     """Describe a validated shard. Raises UserError when it isn't one."""
     source = _describe(path, f"{path.parent.name}/{path.name}", "shard")
     with records.open_parquet(path) as file:
-        if not file.schema_arrow.equals(records.SAMPLE_SCHEMA, check_metadata=False):
+        if records.columns_of(Sample, file.schema_arrow) != file.schema_arrow.names:
             raise UserError(f"{path}: is not a shard of samples: make it anew with validate_tokens")
     return source
 
@@ -96,7 +97,7 @@ def batches(source: MergedFile, vocab_size: int | None = None) -> Iterator[pa.Re
 
     Raises UserError naming the first base row that is no sample (shards were validated).
     """
-    columns = [name for name in records.SAMPLE_SCHEMA.names if source.kind == "shard" or name in _names(source)]
+    columns = [name for name in records.SAMPLE_SCHEMA.names if name in _names(source)]
     first = 0
     with records.open_parquet(source.path) as file:
         for batch in _raw_batches(file, source, columns):
@@ -104,7 +105,7 @@ def batches(source: MergedFile, vocab_size: int | None = None) -> Iterator[pa.Re
                 batch = _as_samples(batch, str(source.path), first)
                 for row, problem in manifest.row_problems(batch, vocab_size):
                     raise UserError(f"{source.path}:{first + row}: {problem}")
-            yield batch
+            yield records.in_schema(batch, records.SAMPLE_SCHEMA)
             first += len(batch)
 
 
@@ -133,7 +134,7 @@ def _as_samples(batch: pa.RecordBatch, path: str, first: int) -> pa.RecordBatch:
             values = batch[column.name]
             if column.name == "loss_mask" and pa.types.is_boolean(values.type.value_type):
                 values = values.cast(pa.list_(pa.int8()))
-            columns[column.name] = values.cast(column.type)
+            columns[column.name] = records.in_type(values, column.type).cast(column.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
@@ -150,7 +151,8 @@ def _as_samples(batch: pa.RecordBatch, path: str, first: int) -> pa.RecordBatch:
     # A row without an id is known by its tokens, never by its position.
     columns.setdefault("id", pa.array(_content_ids(columns["input_ids"], columns["loss_mask"]), pa.string()))
     columns.setdefault("prompt_id", columns["id"])
-    fill: dict[str, Any] = {"dataset": FOREIGN_DATASET, "ids_origin": "given", "outcome": "kept", "tools": None}
+    fill: dict[str, Any] = {"dataset": FOREIGN_DATASET, "ids_origin": "given", "outcome": "kept"}
+    fill |= {"tools": None, "template_kwargs": None}
     for name in ("messages", "flags"):
         fill[name] = []
     arrays = []

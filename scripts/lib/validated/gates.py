@@ -89,7 +89,7 @@ class Gates:
         if "template_error" not in seen.sample.flags:
             return None
         try:
-            self.target.render(seen.sample.messages, seen.sample.tools)
+            self.target.render(seen.sample.messages, seen.sample.tools, seen.sample.template_kwargs)
         except TemplateError as error:
             return str(error)
         return "the chat template has no place for a part of the conversation"
@@ -172,11 +172,13 @@ class Gates:
                 f"x{first.setdefault(m.content, number)}" if m.content.strip() else m.content,
                 m.reasoning and "x",
                 m.tool_calls,
+                m.name,
+                m.tool_call_id,
             )
             for number, m in enumerate(history)
         )
         try:
-            expected = self._expected_markers(shape, sample.tools)
+            expected = self._expected_markers(shape, sample.tools, sample.template_kwargs)
         except TemplateError as error:
             return f"the chat template refuses a conversation of this shape: {error}"
         found = tuple(token for token in seen.ids[: seen.spans[-1][0]].tolist() if token in self.target.structural_ids)
@@ -186,8 +188,10 @@ class Gates:
         odd = self.target.decode([found[at]]) if at < len(found) else "nothing"
         return f"{len(found)} structural tokens in the prompt, expected {len(expected)}; number {at} is {odd!r}"
 
-    def _markers_of_shape(self, shape: tuple[tuple, ...], tools: str | None) -> tuple[int, ...]:
-        ids = self.target.render([Message(*part) for part in shape], tools)
+    def _markers_of_shape(
+        self, shape: tuple[tuple, ...], tools: str | None, template_kwargs: str | None
+    ) -> tuple[int, ...]:
+        ids = self.target.render([Message(*part) for part in shape], tools, template_kwargs)
         return tuple(token for token in ids if token in self.target.structural_ids)
 
     def _outputs(self, seen: Seen) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import (
     OUTCOMES,
+    SAMPLE_SCHEMA,
     SCHEMAS,
     Completion,
     Message,
@@ -20,6 +21,8 @@ from scripts.lib.core.records import (
     Reject,
     Sample,
     Turn,
+    columns_of,
+    in_schema,
     open_parquet,
     read_provenance,
     read_rows,
@@ -29,7 +32,10 @@ from scripts.lib.core.records import (
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=8)
 mask = st.lists(st.integers(0, 1), max_size=8)
-messages = st.lists(st.builds(Message, text, text, st.none() | text, st.none()), max_size=3)
+messages = st.lists(
+    st.builds(Message, text, text, st.none() | text, st.none(), st.none() | text, st.none() | text, st.booleans()),
+    max_size=3,
+)
 turns = st.lists(
     st.builds(
         Turn, ids, ids, text, text, st.none() | text, flags=st.lists(text, max_size=2), seconds=st.floats(0, 1e6)
@@ -74,6 +80,68 @@ def test_equal_rows_give_equal_bytes_and_provenance_is_kept(tmp_path):
         write_rows(tmp_path / name, Prompt, rows, {"z": 1, "a": {"b": [2]}})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert read_provenance(tmp_path / "a") == {"a": {"b": [2]}, "z": 1}
+
+
+def earlier_file(path):
+    """A file of samples of before messages had names and rows had template variables."""
+    turns = pa.struct([(name, pa.string()) for name in ("role", "content", "reasoning", "tool_calls")])
+    rows = [
+        {
+            "id": "1",
+            "prompt_id": "1",
+            "dataset": "d",
+            "input_ids": [1, 2],
+            "loss_mask": [0, 1],
+            "ids_origin": "engine",
+            "outcome": "ok",
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "reasoning": "h"}],
+            "tools": None,
+            "flags": ["a"],
+        }
+    ]
+    schema = pa.schema(
+        [
+            pa.field(field.name, pa.list_(turns) if field.name == "messages" else field.type)
+            for field in SAMPLE_SCHEMA
+            if field.name != "template_kwargs"
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    return Sample(**{**rows[0], "messages": [Message("user", "Hi"), Message("assistant", "Ho", "h")]})
+
+
+def test_files_of_before_a_column_was_are_read_as_if_nobody_had_given_it(tmp_path):
+    sample = earlier_file(tmp_path / "a.parquet")
+    assert list(read_rows(tmp_path / "a.parquet", Sample)) == [sample]
+    with open_parquet(tmp_path / "a.parquet") as file:
+        names = file.schema_arrow.names
+        assert columns_of(Sample, file.schema_arrow) == names
+        assert columns_of(Completion, file.schema_arrow) is None
+        (batch,) = file.iter_batches()
+    today = in_schema(batch, SAMPLE_SCHEMA)
+    assert today.schema == SAMPLE_SCHEMA
+    assert today.to_pylist()[0]["messages"][0] == {
+        "role": "user",
+        "content": "Hi",
+        "reasoning": None,
+        "tool_calls": None,
+        "name": None,
+        "tool_call_id": None,
+        "trainable": True,
+    }
+
+
+def test_only_what_is_said_tells_turns_apart():
+    """Else every row would lose the id under which it was answered."""
+    assert Message("tool", "7", None, None).identity() == ["tool", "7", None, None]
+    turns = [Message("tool", "7"), Message("tool", "7", tool_call_id="a"), Message("tool", "7", name="a")]
+    turns += [Message("assistant", "7"), Message("assistant", "7", trainable=False)]
+    assert len({str(turn.identity()) for turn in turns}) == len(turns)
+
+
+def test_names_belong_to_the_turns_of_tools():
+    assert Message("tool", "7", name="f", tool_call_id="c").for_template()["tool_call_id"] == "c"
+    assert "name" not in Message("user", "7", name="Bob").for_template()
 
 
 def test_rows_are_written_in_groups(tmp_path):

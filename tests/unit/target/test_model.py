@@ -144,6 +144,22 @@ def test_pinned_variables_reach_the_template():
     ]
 
 
+def test_a_row_has_template_variables_of_its_own():
+    model = target("qwen3")
+    own = model.render_text([Message("user", "Hi")], None, '{"enable_thinking": false}')
+    assert own == target("qwen3-no-think").render_text([Message("user", "Hi")])
+    assert own != model.render_text([Message("user", "Hi")])
+
+
+def test_a_tools_turn_says_which_call_it_answers():
+    """Kimi heads a result with the id of its call, and takes the name for its role."""
+    calls = '[{"id": "functions.sum:0", "type": "function", "function": {"name": "sum", "arguments": "{}"}}]'
+    asked = [Message("user", "2 + 3?"), Message("assistant", "", None, calls)]
+    result = Message("tool", "5", name="sum", tool_call_id="functions.sum:0")
+    text = target("kimi-k2.5").render_text([*asked, result])
+    assert "<|im_system|>sum<|im_middle|>## Return of functions.sum:0\n5<|im_end|>" in text
+
+
 def test_tools_reach_the_template():
     tools = '[{"type":"function","function":{"name":"count_sacks","description":"Counts.","parameters":{"type":"object","properties":{}}}}]'
     for name in ("kimi-k2.5", "qwen3", "deepseek-v3.1", "llama-3.1", "gpt-oss", "glm-4.5", "minimax-m2"):

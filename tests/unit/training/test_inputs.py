@@ -134,3 +134,21 @@ def test_batches_follow_memory_not_rows(tmp_path, monkeypatch):
     assert source.memory == pytest.approx(sum(batch.nbytes for batch in batches(source)), rel=0.5)
     monkeypatch.setattr("scripts.lib.training.inputs.BATCH_BYTES", source.memory // 8)
     assert 8 <= len(list(batches(source))) <= 10
+
+
+def test_shards_of_an_earlier_version_are_merged_with_those_of_today(tmp_path):
+    """Nobody validates anew what was validated: what the columns of today would say is filled in."""
+    paths = [
+        shard(tmp_path / f"validated/alpha/{name}.parquet", [sample(number)]) for number, name in enumerate(["0", "1"])
+    ]
+    table = pq.read_table(paths[0])
+    turns = pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", "reasoning", "tool_calls")]))
+    rows = [
+        [{key: turn[key] for key in ("role", "content", "reasoning", "tool_calls")} for turn in row]
+        for row in table["messages"].to_pylist()
+    ]
+    table = table.set_column(table.schema.get_field_index("messages"), "messages", pa.array(rows, turns))
+    pq.write_table(table.drop_columns(["template_kwargs"]), paths[0])
+    corpus(tmp_path, config(), paths)
+    merged_rows = {row.id: row for row in rows_of(tmp_path / "training")}
+    assert merged_rows == {sample(number).id: sample(number) for number in range(2)}

@@ -52,6 +52,7 @@ class Conversation:
 
     messages: list[Message] = field(default_factory=list)
     tools: str | None = None
+    template_kwargs: str | None = None  # JSON text of an object: template variables of this row alone
     row_id: str | None = None  # the source's own id of the row
     prompts_only: bool = False  # user turns follow each other: the source has no answers
     turn_weights: bool = False  # the source weighs turns, which is not followed
