@@ -13,7 +13,7 @@ from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Config
 from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable
-from scripts.lib.core.records import Completion, Message, Prompt, Turn, read_rows, write_rows
+from scripts.lib.core.records import OUTCOMES, Completion, Message, Prompt, Turn, read_rows, write_rows
 from scripts.lib.prompts.prepare import prepare_prompts
 from scripts.lib.target.model import Target, load_target
 from scripts.lib.tokens.samples import tokenize_completions, tokenize_conversations
@@ -139,7 +139,7 @@ class MadeRun:
     def _progress(self, name: str, shard: str, made: list[Completion]) -> None:
         outcomes = Counter(one.outcome for one in made)
         turns = [turn for one in made for turn in one.turns]
-        completed = sum(outcomes[outcome] for outcome in ("ok", "length", "reasoning_only"))
+        completed = sum(count for name, count in outcomes.items() if OUTCOMES[name].answered)
         output = sum(len(turn.output_ids) for turn in turns)
         figures = Figures(
             total=len(made),

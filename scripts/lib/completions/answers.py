@@ -25,6 +25,7 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import State
 from scripts.lib.core.provenance import differences
 from scripts.lib.core.records import (
+    OUTCOMES,
     Completion,
     Message,
     Turn,
@@ -34,8 +35,6 @@ from scripts.lib.core.records import (
 )
 from scripts.lib.prompts.shard import prompt_ids, read_prompts
 
-# Outcomes of prompts that a server did not take.
-_REFUSALS = ("rejected", "prompt_too_long", "content_filter")
 DONE, TURN, PART, VOID, PROVEN = "done", "turn", "part", "void", "proven"
 
 
@@ -219,7 +218,7 @@ class Answered:
                 begun.discard(id)
                 counts.pop(id, None)
                 continue
-            if head[-1] == endpoint and (not refusals or (kind == DONE and head[2] in _REFUSALS)):
+            if head[-1] == endpoint and (not refusals or (kind == DONE and OUTCOMES[head[2]].refused)):
                 begun.add(id)
             if kind == DONE and id in begun:
                 counts[id] = tuple(head[2:6])

@@ -14,15 +14,13 @@ from scripts.lib.client.attempts import GivenUp
 from scripts.lib.client.backlog import Work
 from scripts.lib.completions.outcomes import Verdict, judge
 from scripts.lib.config.model import Dataset, Sampling, Transport
-from scripts.lib.core.records import Completion, Message, Turn
+from scripts.lib.core.records import OUTCOMES, Completion, Message, Turn
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.target.output import Output, add_text, reconstruct, reconstruction_flags
 
 # Answers that are worth another seed (empty, filtered) are asked this many times more.
 RESAMPLES = 2
-# The last answer of a conversation that holds an answer nonetheless.
-_ANSWERED = ("ok", "length", "reasoning_only")
 
 
 @dataclass(slots=True)
@@ -194,7 +192,7 @@ class Dialogue:
         return work.part is None and cap > len(turn.output_ids)
 
     def _conclude(self, work: Work, turn: Turn, verdict: Verdict) -> Step:
-        if verdict.outcome in _ANSWERED:
+        if OUTCOMES[verdict.outcome].answered:
             work.turns.append(turn)
         more = sum(message.role == "user" for message in work.prompt.messages) > len(work.turns)
         if verdict.outcome == "ok" and more:

@@ -66,7 +66,7 @@ class FinishedFile:
             self.group_rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         for row, (id, outcome) in enumerate(read_columns(path, ["id", "outcome"])):
             order.update(id.encode())
-            if outcome == "over_budget":
+            if OUTCOMES[outcome].resumable:
                 unpaid += 1
             else:
                 self.index.add(id, row)
@@ -76,7 +76,8 @@ class FinishedFile:
         self.totals.output_tokens = recorded.get("output_tokens", 0)
         self.totals.cost_usd = recorded.get("cost_usd", 0.0)
         self.totals.outcomes.update(recorded.get("outcomes", {}))
-        self.totals.outcomes.pop("over_budget", None)
+        for name in [name for name in self.totals.outcomes if OUTCOMES[name].resumable]:
+            del self.totals.outcomes[name]
 
     def read(self, row: int) -> Completion:
         """The completion in `row`; a few row groups are kept in memory."""
@@ -108,6 +109,6 @@ class FinishedFile:
                 costs = turns.values.field("cost_usd").to_pylist()
                 ids, outcomes = (batch.column(name).to_pylist() for name in ("id", "outcome"))
                 for row, (id, outcome) in enumerate(zip(ids, outcomes)):
-                    if outcome != "over_budget":
+                    if not OUTCOMES[outcome].resumable:
                         own = slice(offsets[row], offsets[row + 1])
                         yield id, outcome, sum(inputs[own]), sum(outputs[own]), sum(costs[own])

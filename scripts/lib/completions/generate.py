@@ -35,7 +35,7 @@ from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable
 from scripts.lib.core.errors import DISK_FULL, UserError
 from scripts.lib.core.provenance import code_version, differences
-from scripts.lib.core.records import read_provenance
+from scripts.lib.core.records import OUTCOMES, read_provenance
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.fleet.lease import Lease, lease
@@ -50,7 +50,6 @@ _BUDGET_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _GARBAGE = 100_000  # new objects between two looks for cycles
 _REFUSED_ALL = 20  # refusals before the first answer that tell of wrong settings
-_ANSWERED = ("ok", "length", "reasoning_only", "repetition", "empty")
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
 
@@ -153,7 +152,7 @@ class Generation:
         self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
         # Refusals wait here for the first answer: an API that refuses the settings refuses every prompt.
         self._refused: list[Step] = []
-        self._answers = any(totals.outcomes[name] for name in _ANSWERED)
+        self._answers = any(totals.outcomes[name] for name, outcome in OUTCOMES.items() if outcome.generated)
 
     def say(self, text: str) -> None:
         say(f"{self.shard.name} {text}")

@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.paths import State
+from scripts.lib.core.records import OUTCOMES
 from scripts.lib.core.units import duration, short
 
 _WINDOW = 120.0  # seconds
 _SILENT_SECONDS = 60.0  # after which a job that has not ended properly counts as stopped
 _LIVE = ("waiting", "running")
-_KEPT = ("ok", "length", "reasoning_only")  # outcomes that hold an answer
 
 Status = Literal["pending", "waiting", "running", "done", "stopped", "failed"]
 
@@ -116,7 +116,7 @@ class Meter:
         span = max(now - then, 1e-9)
         rate, token_rate = (self._fresh - fresh) / span, (self._fresh_tokens - tokens) / span
         done = self.outcomes.total()
-        completed = sum(self.outcomes[name] for name in _KEPT)
+        completed = sum(count for name, count in self.outcomes.items() if OUTCOMES[name].answered)
         return Figures(
             total=self.total,
             completed=completed,

@@ -25,21 +25,44 @@ PROVENANCE_KEY = b"drafter-corpus"
 ROWS_PER_GROUP = 1024
 _ROWS_PER_TABLE = 64  # divides ROWS_PER_GROUP
 
-# Every prompt ends in exactly one of these (docs/architecture.md says what each means).
-OUTCOMES = (
-    "ok",
-    "length",
-    "reasoning_only",
-    "empty",
-    "repetition",
-    "content_filter",
-    "unexpected_tool_call",
-    "prompt_too_long",
-    "template_error",
-    "rejected",
-    "exhausted",
-    "over_budget",
-)
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one way for a prompt to end is."""
+
+    words: str  # the prompts that ended so "..."
+    drawn_as: str  # in the report
+    answered: bool = False  # its last turn holds an answer; of the others only the turns before it are in the row
+    generated: bool = False  # a server took the request and wrote something
+    refused: bool = False  # a server did not take the request
+    resumable: bool = False  # nothing was asked: the prompt is, when the job runs again
+    policy: str | None = None  # setting of the dataset that decides whether its last turn becomes a sample
+
+
+# Every prompt ends in exactly one of these (docs/architecture.md says what each means). In the report's order.
+OUTCOMES = {
+    "ok": Outcome("were answered", "ok", answered=True, generated=True),
+    "length": Outcome(
+        "have an answer that was cut at max_tokens", "cut", answered=True, generated=True, policy="truncation"
+    ),
+    "reasoning_only": Outcome(
+        "have a thought that never ended, and no answer",
+        "thought",
+        answered=True,
+        generated=True,
+        policy="reasoning_only",
+    ),
+    "repetition": Outcome("ended in a loop", "loop", generated=True),
+    "content_filter": Outcome("were refused by the provider's filter", "filter", refused=True),
+    "empty": Outcome("came back empty", "lost", generated=True),
+    "unexpected_tool_call": Outcome("were tool calls though no tools were given", "lost", generated=True),
+    "prompt_too_long": Outcome("were too long to be answered", "lost", refused=True),
+    "template_error": Outcome("were refused by the chat template", "lost"),
+    "rejected": Outcome("were rejected by the server", "lost", refused=True),
+    "exhausted": Outcome("failed on every attempt", "failed"),
+    "over_budget": Outcome("were not sent: the budget is used up", "idle", resumable=True),
+}
+POLICIES = {name: outcome.policy for name, outcome in OUTCOMES.items() if outcome.policy}
 
 ROLES = ("system", "user", "assistant", "tool")
 

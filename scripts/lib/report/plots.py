@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from scripts.lib.core.records import OUTCOMES
 from scripts.lib.core.units import short
 from scripts.lib.report.comparisons import CHANGED, earlier_mean, times
 from scripts.lib.report.run import DatasetRun, Run
@@ -36,22 +37,8 @@ INK, SOFT, LINE = _COLOURS["ink"], _COLOURS["soft"], _COLOURS["line"]
 BINS_PER_OCTAVE = 3
 WIDE, HALF = 12.0, 5.6  # inches: texts come out as large as the page's in both
 
-# Outcomes as they are drawn and explained, in the order of the bar.
-OUTCOME_COLOURS = {
-    "ok": "ok",
-    "length": "cut",
-    "reasoning_only": "thought",
-    "repetition": "loop",
-    "content_filter": "filter",
-    "empty": "lost",
-    "unexpected_tool_call": "lost",
-    "prompt_too_long": "lost",
-    "template_error": "lost",
-    "rejected": "lost",
-    "exhausted": "failed",
-    "over_budget": "idle",
-    "unanswered": "line",
-}
+# Outcomes in the order of the bar.
+OUTCOME_COLOURS = {name: outcome.drawn_as for name, outcome in OUTCOMES.items()} | {"unanswered": "line"}
 _SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "drafter-corpus",

@@ -33,15 +33,7 @@ CHECKED = (
     f"{DOMINANT:.0%} of the corpus."
 )
 
-_NO_ANSWER = {
-    "empty": "came back empty",
-    "content_filter": "were refused by the provider's filter",
-    "unexpected_tool_call": "were tool calls though no tools were given",
-    "template_error": "were refused by the chat template",
-    "rejected": "were rejected by the server",
-    "exhausted": "failed on every attempt",
-    "prompt_too_long": "were too long to be answered",
-}
+_APART = ("repetition", "over_budget")  # of the outcomes without an answer: told in words of their own
 
 
 def suspicions(run: Run, ledgers: dict[str, LossLedger], origins: list[Origin], stale: list[Stale]) -> list[Suspicion]:
@@ -153,22 +145,24 @@ def _answers(one: DatasetRun) -> Iterator[Suspicion]:
             yield Suspicion(level, one.name, text, advice, f"{{}} of the prompts {kind}.", share)
 
     yield from graded(
-        outcomes["length"], CUT_LOOK, CUT_WRONG, "have an answer that was cut at max_tokens",
+        outcomes["length"], CUT_LOOK, CUT_WRONG, OUTCOMES["length"].words,
         "Raise the lane's `max_tokens`, or set `truncation` (retry, continue or drop).", f" ({one.max_tokens:,})",
     )  # fmt: skip
     yield from graded(
-        outcomes["reasoning_only"], THOUGHT_LOOK, THOUGHT_WRONG, "have a thought that never ended, and no answer",
+        outcomes["reasoning_only"], THOUGHT_LOOK, THOUGHT_WRONG, OUTCOMES["reasoning_only"].words,
         "Raise `max_tokens`: the thought uses it up.",
     )  # fmt: skip
     loops = outcomes["repetition"] + one.validated.get("rejects", {}).get("repetition", 0)
     advice = "Look at the sampling: greedy decoding and long outputs loop."
-    yield from graded(loops, LOOPS, 10 * LOOPS, "ended in a loop", advice)
-    for outcome, words in _NO_ANSWER.items():
+    yield from graded(loops, LOOPS, 10 * LOOPS, OUTCOMES["repetition"].words, advice)
+    for outcome, kind in OUTCOMES.items():
+        if kind.answered or outcome in _APART:
+            continue
         reasons = one.answers.reasons.get(outcome, Counter()).most_common(1)
         why = f", mostly: {reasons[0][0]} ({reasons[0][1]:,})" if reasons else ""
-        yield from graded(outcomes[outcome], LOST_LOOK, LOST_WRONG, words, more=why)
+        yield from graded(outcomes[outcome], LOST_LOOK, LOST_WRONG, kind.words, more=why)
     if outcomes["over_budget"]:
-        text = f"{outcomes['over_budget']:,} prompts were not sent: the budget is used up."
+        text = f"{outcomes['over_budget']:,} prompts {OUTCOMES['over_budget'].words}."
         yield Suspicion(LOOK, one.name, text, "Raise it and run again: only these are asked.")
     unknown = outcomes.keys() - set(OUTCOMES)
     if unknown:

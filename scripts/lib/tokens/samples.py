@@ -13,14 +13,11 @@ from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
-from scripts.lib.core.records import Completion, Message, Prompt, Sample, Turn
+from scripts.lib.core.records import POLICIES, Completion, Message, Prompt, Sample, Turn
 from scripts.lib.target import turn_format
 from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.target.output import with_split_thought
 
-# Outcomes whose last turn is an answer that a policy may keep; of every other outcome but `ok` only the turns before
-# the one that failed are in the row.
-POLICY = {"length": "truncation", "reasoning_only": "reasoning_only"}
 ROWS_AT_ONCE = 256
 
 
@@ -70,7 +67,7 @@ def kept_turns(completion: Completion, dataset: Dataset) -> list[int]:
     return [
         number
         for number, turn in enumerate(completion.turns)
-        if not any(getattr(dataset, policy) == "drop" for policy in map(POLICY.get, turn_outcomes(turn)) if policy)
+        if not any(getattr(dataset, policy) == "drop" for policy in map(POLICIES.get, turn_outcomes(turn)))
     ]
 
 

@@ -11,10 +11,9 @@ from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
-from scripts.lib.core.records import Completion, Reject, Sample
+from scripts.lib.core.records import POLICIES, Completion, Reject, Sample
 from scripts.lib.target.model import Target
 from scripts.lib.target.output import reconstruct
-from scripts.lib.tokens.samples import POLICY
 from scripts.lib.validated.gates import Gates
 from scripts.lib.validated.statistics import Statistics
 
@@ -148,7 +147,7 @@ def account(config: Config, shard: Shard, samples_of: Counter[str]) -> Ledger:
 
 def _dropped_by_policy(config: Config, dataset: str) -> bool:
     """Whether the dataset drops answers, so that even a prompt with outcome `ok` may lose its turns."""
-    return any(getattr(config.datasets[dataset], policy) == "drop" for policy in POLICY.values())
+    return any(getattr(config.datasets[dataset], policy) == "drop" for policy in POLICIES.values())
 
 
 def _require(path: Path, things: str, ids: set[str], fault: str, shard: Shard) -> None:

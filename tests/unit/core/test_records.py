@@ -1,6 +1,7 @@
 """What is written is what is read, for every record, and the schema is the same on both sides."""
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import PROJECT
 from scripts.lib.core.records import (
     OUTCOMES,
+    POLICIES,
     SAMPLE_SCHEMA,
     SCHEMAS,
     Completion,
@@ -47,7 +51,7 @@ KINDS = {
         Prompt, text, text, text, text, messages, st.none() | text, st.integers(0, 9), st.none() | ids, st.none() | mask
     ),
     Completion: st.builds(
-        Completion, text, text, st.sampled_from(OUTCOMES), st.none() | text, st.integers(1, 9), messages, turns
+        Completion, text, text, st.sampled_from(list(OUTCOMES)), st.none() | text, st.integers(1, 9), messages, turns
     ),
     Sample: st.builds(
         Sample, text, text, text, ids, mask, text, text, messages, st.none() | text, st.lists(text, max_size=2)
@@ -184,3 +188,22 @@ def test_writing_imports_no_pandas(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
+
+
+def test_the_docs_name_each_outcome_once_and_say_whether_it_becomes_a_sample():
+    """docs/architecture.md has the table of outcomes; what becomes a sample follows from the code's."""
+    lines = (PROJECT / "docs" / "architecture.md").read_text().splitlines()
+    begin = lines.index("| outcome | meaning | becomes a sample |") + 2
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in itertools.takewhile(bool, lines[begin:])]
+    assert [name for name, _, _ in table] == [f"`{name}`" for name in OUTCOMES]
+    for (_, meaning, sample), outcome in zip(table, OUTCOMES.values()):
+        assert meaning
+        assert sample.split(",")[0] == ("when kept" if outcome.policy else "yes" if outcome.answered else "no")
+
+
+def test_an_outcome_is_one_thing_only():
+    for outcome in OUTCOMES.values():
+        assert outcome.generated + outcome.refused + outcome.resumable <= 1
+        assert outcome.generated >= outcome.answered >= bool(outcome.policy)
+    datasets = parse_config({"datasets": {"d": {"class": "B", "source": "x"}}}, "here").datasets
+    assert all(hasattr(datasets["d"], policy) for policy in POLICIES.values())
