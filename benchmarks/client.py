@@ -35,8 +35,9 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from scripts.lib.completions.answers import Answered
-from scripts.lib.completions.generate import Shard, generate
+from scripts.lib.completions.answers import ShardAnswers
+from scripts.lib.completions.generate import generate
+from scripts.lib.completions.job import ShardJob
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Message, Prompt, read_rows, write_rows
 from scripts.lib.target.model import Target, load_target
@@ -100,7 +101,7 @@ def write_prompts(path: Path, count: int, target: Target) -> None:
 
 
 def ours(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]:
-    shard = Shard(
+    shard = ShardJob(
         config(url, in_flight),
         "chat",
         "000",
@@ -111,13 +112,13 @@ def ours(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]
     )
     load_target(shard.target)
     marks: list[float] = []
-    finish = Answered.finish
+    finish = ShardAnswers.finish
 
     def timed(*arguments, **named):
         marks.append(cpu())
         return finish(*arguments, **named)
 
-    Answered.finish = timed  # the one seam between answering and finishing
+    ShardAnswers.finish = timed  # the one seam between answering and finishing
     begun = cpu()
     generate(shard)
     end = cpu()

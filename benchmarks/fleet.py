@@ -31,9 +31,10 @@ from pathlib import Path
 import orjson
 
 from benchmarks.virtual_time import VirtualLoop
-from scripts.lib.completions.answers import Answered
-from scripts.lib.completions.generate import Generation, Shard
+from scripts.lib.completions.answers import ShardAnswers
+from scripts.lib.completions.generate import Generation
 from scripts.lib.completions.identity import identity
+from scripts.lib.completions.job import ShardJob
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Config
 from scripts.lib.core.records import Message, Prompt, write_rows
@@ -248,7 +249,7 @@ async def simulate(folder: Path, target: Target, target_folder: Path, jobs: int,
     runs = []
     for number in range(jobs):
         dataset = f"d{number}"
-        shard = Shard(
+        shard = ShardJob(
             config,
             dataset,
             "000",
@@ -259,7 +260,7 @@ async def simulate(folder: Path, target: Target, target_folder: Path, jobs: int,
         )
         write_prompts(shard.prompts, dataset, prompts)
         texts = functools.partial(add_text, target)
-        answered = Answered(shard.state, dataset, "000", identity(config, dataset, target), texts)
+        answered = ShardAnswers(shard.state, dataset, "000", identity(config, dataset, target), texts)
         job = Job(shard, target, answered, loop.time)
         job.fleet = fleet
         runs.append((job, answered))

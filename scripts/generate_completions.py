@@ -8,7 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from scripts.lib.completions.generate import Shard, generate
+from scripts.lib.completions.generate import generate
+from scripts.lib.completions.job import ShardJob
 from scripts.lib.config.file import load_config
 from scripts.lib.core.errors import entry
 
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--state", required=True, type=Path, help="folder of journals, budgets, progress and leases")
     options = parser.parse_args(argv)
     generate(
-        Shard(
+        ShardJob(
             config=load_config(*options.config),
             dataset=options.dataset,
             shard=options.shard,

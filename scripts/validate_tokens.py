@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.lib.config.file import load_config
 from scripts.lib.core.errors import entry
 from scripts.lib.target.model import load_target
-from scripts.lib.validated.validate import Shard, validate_tokens
+from scripts.lib.validated.validate import ShardFiles, validate_tokens
 
 
 @entry
@@ -23,7 +23,7 @@ def main(argv: list[str] | None) -> None:
     parser.add_argument("--rejects", type=Path, required=True, help="Parquet file of the refused ones")
     parser.add_argument("--summary", type=Path, required=True, help="JSON file of counts")
     arguments = parser.parse_args(argv)
-    shard = Shard(
+    shard = ShardFiles(
         arguments.dataset,
         arguments.prompts,
         arguments.completions,

@@ -19,7 +19,7 @@ from scripts.lib.target.model import Target, load_target
 from scripts.lib.tokens.samples import tokenize_completions, tokenize_conversations
 from scripts.lib.training.merge import merge, receipt
 from scripts.lib.validated.summary import summarize
-from scripts.lib.validated.validate import Shard, validate_tokens
+from scripts.lib.validated.validate import ShardFiles, validate_tokens
 from tests.generation import MODEL, WORDS, target_folder
 
 SHARDS = 2
@@ -172,7 +172,7 @@ class MadeRun:
                 summary = output.with_suffix(".json")
                 rejects = output.with_suffix(".rejects.parquet")
                 validate_tokens(
-                    self.config, self.target, Shard(name, prompts, completions, tokens, output, rejects, summary)
+                    self.config, self.target, ShardFiles(name, prompts, completions, tokens, output, rejects, summary)
                 )
                 summaries.append(summary)
         durable.write_json(self.results / "validated" / "summary.json", summarize(summaries))

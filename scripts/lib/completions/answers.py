@@ -46,7 +46,7 @@ class Partial:
     part: Turn | None = None
 
 
-class Answered:
+class ShardAnswers:
     """All answers of one shard. The only writer of its journal while it lives."""
 
     def __init__(

@@ -64,7 +64,7 @@ class Limit:
         return " and ".join(parts)
 
 
-class Budget:
+class Account:
     """The account of one shard's job, and its view of all others."""
 
     def __init__(self, state: Path, config: Config, dataset: str, shard: str, spent: Amount) -> None:

@@ -6,17 +6,12 @@ it asks only for what is missing.
 """
 
 import asyncio
-import contextlib
 import functools
 import gc
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from scripts.lib.client.backlog import Backlog, Work
 from scripts.lib.client.canary import Canary
@@ -25,16 +20,17 @@ from scripts.lib.client.sending import Sender
 from scripts.lib.client.stopping import Stopped, first_trouble, signals
 from scripts.lib.client.supervision import Supervisor
 from scripts.lib.client.transport import Transport, authorization, require_descriptors
-from scripts.lib.completions.answers import Answered, token_counts
-from scripts.lib.completions.budget import Amount, Budget
+from scripts.lib.completions.answers import ShardAnswers, token_counts
+from scripts.lib.completions.budget import Account, Amount
 from scripts.lib.completions.dialogue import Dialogue, Step
 from scripts.lib.completions.identity import identity
-from scripts.lib.completions.progress import Meter, ProgressFile, Status, line
-from scripts.lib.config.model import Config
-from scripts.lib.config.stage_settings import stage_settings
-from scripts.lib.core import durable
+from scripts.lib.completions.job import ShardJob
+from scripts.lib.completions.payment import Payment
+from scripts.lib.completions.progress import Meter, ProgressFile
+from scripts.lib.completions.reporting import Reporter
+from scripts.lib.completions.shard_provenance import shard_provenance
 from scripts.lib.core.errors import DISK_FULL, UserError
-from scripts.lib.core.provenance import code_version, differences
+from scripts.lib.core.provenance import differences
 from scripts.lib.core.records import OUTCOMES, read_provenance
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Request
@@ -43,8 +39,6 @@ from scripts.lib.prompts.shard import prompt_ids, read_prompts
 from scripts.lib.target.model import Target, load_target
 from scripts.lib.target.output import add_text
 
-_LINE_SECONDS = 5.0  # between lines about the whole run, whichever job says them
-_OWN_LINE_SECONDS = 30.0  # between a job's lines about its own shard
 _SAVE_SECONDS = 1.0
 _BUDGET_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
@@ -53,61 +47,38 @@ _REFUSED_ALL = 20  # refusals before the first answer that tell of wrong setting
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
 
-@dataclass(frozen=True)
-class Shard:
-    """What one job is asked to do."""
-
-    config: Config
-    dataset: str
-    shard: str
-    target: Path
-    prompts: Path
-    output: Path
-    state: Path
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset}/{self.shard}"
-
-
-def say(text: str) -> None:
-    """One line on stderr, at once. A reader that has gone (tee, a terminal) doesn't stop the work."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def generate(shard: Shard) -> None:
-    """Answer a shard. Raises UserError; SystemExit with 128 + signal when told to stop."""
-    config = shard.config
-    if shard.dataset not in config.datasets:
-        raise UserError(f"no dataset `{shard.dataset}` in the configuration; there are {', '.join(config.datasets)}")
-    if config.datasets[shard.dataset].data_class != "B":
-        raise UserError(f"dataset {shard.dataset} is of class A: its conversations are kept, not answered")
-    target = load_target(shard.target)
-    made_for = read_provenance(shard.prompts).get("target", target.provenance())
+def generate(job: ShardJob) -> None:
+    """Answer the shard of a job. Raises UserError; SystemExit with 128 + signal when told to stop."""
+    config = job.config
+    if job.dataset not in config.datasets:
+        raise UserError(f"no dataset `{job.dataset}` in the configuration; there are {', '.join(config.datasets)}")
+    if config.datasets[job.dataset].data_class != "B":
+        raise UserError(f"dataset {job.dataset} is of class A: its conversations are kept, not answered")
+    target = load_target(job.target)
+    made_for = read_provenance(job.prompts).get("target", target.provenance())
     if made_for != target.provenance():
         changed = "; ".join(differences(made_for, target.provenance()))
-        raise UserError(f"{shard.prompts} was made for another target ({changed}): delete it and run again")
+        raise UserError(f"{job.prompts} was made for another target ({changed}): delete it and run again")
     # The imported libraries are a million objects that live for ever: don't let the collector look through them.
     gc.freeze()
     # An answer is a few hundred objects that die by themselves: looking for cycles at each seven hundredth costs as much
     # as reading it.
     gc.set_threshold(_GARBAGE, 50, 100)
-    answered = Answered(
-        shard.state,
-        shard.dataset,
-        shard.shard,
-        identity(config, shard.dataset, target),
+    answered = ShardAnswers(
+        job.state,
+        job.dataset,
+        job.shard,
+        identity(config, job.dataset, target),
         functools.partial(add_text, target),
     )
     try:
-        asyncio.run(Generation(shard, target, answered).run())
+        asyncio.run(Generation(job, target, answered).run())
     except Stopped as stop:
         raise SystemExit(128 + stop.number) from None
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        raise UserError(f"{shard.state}: {error.strerror}: free some space and run again, nothing is lost") from None
+        raise UserError(f"{job.state}: {error.strerror}: free some space and run again, nothing is lost") from None
     finally:
         answered.close()
 
@@ -116,46 +87,40 @@ class Generation:
     """One run over a shard."""
 
     def __init__(
-        self, shard: Shard, target: Target, answered: Answered, clock: Callable[[], float] = time.monotonic
+        self, job: ShardJob, target: Target, answers: ShardAnswers, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        config = shard.config
-        self.shard, self.config, self.target, self.answered = shard, config, target, answered
+        config = job.config
+        self.job, self.config, self.target, self.answers = job, config, target, answers
         self.settings = config.transport
-        dataset = config.datasets[shard.dataset]
+        dataset = config.datasets[job.dataset]
         self.lane, self.lane_name = config.lanes[dataset.lane], dataset.lane
         self.adapter = adapter_for(config)
         if dataset.truncation == "continue" and not self.adapter.exact:
             raise UserError(
-                f"datasets.{shard.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
+                f"datasets.{job.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
             )
         self.clock = clock
         self.dialogue = Dialogue(
-            target, shard.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, random.Random()
+            target, job.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, random.Random()
         )
         self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
-        self.meter = Meter(shard.name, 0, self.clock)
         self.pool.left = self._left
-        self.pool.unproven = answered.unproven()
-        self.files = ProgressFile(shard.state, config, shard.dataset, shard.shard)
-        totals = answered.totals
-        self.budget = Budget(
-            shard.state,
-            config,
-            shard.dataset,
-            shard.shard,
-            Amount(totals.input_tokens + totals.output_tokens, totals.cost_usd),
-        )
+        self.pool.unproven = answers.unproven()
+        self.meter = Meter(job.name, 0, self.clock)
+        files = ProgressFile(job.state, config, job.dataset, job.shard)
+        self.reporter = Reporter(self.meter, files, lambda: self.pool.in_flight)
+        totals = answers.totals
+        spent = Amount(totals.input_tokens + totals.output_tokens, totals.cost_usd)
+        self.account = Account(job.state, config, job.dataset, job.shard, spent)
         self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
-        self.status: Status = "waiting"
-        self._own_line = float("-inf")
         self.supervisor: Supervisor | None = None
         self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
         # Refusals wait here for the first answer: an API that refuses the settings refuses every prompt.
         self._refused: list[Step] = []
-        self._answers = any(totals.outcomes[name] for name, outcome in OUTCOMES.items() if outcome.generated)
+        self._answered = any(totals.outcomes[name] for name, outcome in OUTCOMES.items() if outcome.generated)
 
     def say(self, text: str) -> None:
-        say(f"{self.shard.name} {text}")
+        self.reporter.say(text)
 
     # --- the whole ---
 
@@ -165,26 +130,26 @@ class Generation:
         try:
             if left:
                 require_descriptors(self.lane.concurrency)
-                with lease(self.config, self.shard.target, self.shard.state, self.lane_name) as held:
+                with lease(self.config, self.job.target, self.job.state, self.lane_name) as held:
                     await self._ask_all(held)
             outcomes = self._finish()
         except BaseException as error:
-            await self._report("stopped" if isinstance(error, Stopped) else "failed")
+            await self.reporter.tell("stopped" if isinstance(error, Stopped) else "failed")
             raise
         self.meter.outcomes = outcomes
-        await self._report("done")
+        await self.reporter.tell("done")
         counts = ", ".join(f"{count} {name}" for name, count in outcomes.most_common() if count)
         self.say(f"done: {outcomes.total()} prompts ({counts})")
 
     def _count(self) -> int:
         """Count what there is and what is left; say both."""
-        total, answered, totals = self.answered.count(self.shard.prompts)
+        total, answered, totals = self.answers.count(self.job.prompts)
         self.meter.total = total
-        self.meter.resume(totals.outcomes, totals.input_tokens, totals.output_tokens, self.budget.spent.cost)
+        self.meter.resume(totals.outcomes, totals.input_tokens, totals.output_tokens, self.account.spent.cost)
         self.say(f"{total} prompts, {answered} answered before, {total - answered} left")
-        if self.answered.journal.damaged:
+        if self.answers.journal.damaged:
             self.say(
-                f"warning: {self.answered.journal.damaged} damaged lines in the journal: those prompts are asked again"
+                f"warning: {self.answers.journal.damaged} damaged lines in the journal: those prompts are asked again"
             )
         return total - answered
 
@@ -197,7 +162,7 @@ class Generation:
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with signals(stop):
             async with self._session() as self.transport:
-                canary = Canary(self.config, self.target, self.adapter, self.transport, self.shard.state)
+                canary = Canary(self.config, self.target, self.adapter, self.transport, self.job.state)
                 self.supervisor = supervisor = Supervisor(
                     self.config,
                     self.lane.concurrency,
@@ -212,15 +177,19 @@ class Generation:
                 self.backlog = Backlog(self._work(), self.clock, 2 * self.lane.concurrency)
                 helpers = [
                     asyncio.create_task(helper)
-                    for helper in (supervisor.run(), self._keep_saved(), self._keep_reporting())
+                    for helper in (
+                        supervisor.run(),
+                        self._keep_saved(),
+                        self.reporter.keep(lambda: bool(self.pool.ready())),
+                    )
                 ]
                 workers: list[asyncio.Task] = []
                 try:
                     while self.backlog.open:
                         workers = [asyncio.create_task(self._worker()) for _ in range(self.lane.concurrency)]
                         await first_trouble([stop, *helpers], workers)
-                        if self.answered.journal.problem:
-                            raise self.answered.journal.problem
+                        if self.answers.journal.problem:
+                            raise self.answers.journal.problem
                         # A bad canary puts prompts back into the backlog.
                         await first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
                     self._release()
@@ -228,29 +197,29 @@ class Generation:
                     for task in (*helpers, *workers):
                         task.cancel()
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
-                    self.budget.save(give_back=True)
+                    self.account.save(give_back=True)
 
     def _session(self) -> Transport:
         engine = self.config.engine
         return Transport(authorization(engine), through_proxy=engine.kind == "openai")
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
-        for prompt in read_prompts(self.shard.prompts, wanted or (lambda id: id not in self.answered)):
-            partial = self.answered.partial.pop(prompt.id, None)
+        for prompt in read_prompts(self.job.prompts, wanted or (lambda id: id not in self.answers)):
+            partial = self.answers.partial.pop(prompt.id, None)
             yield Work(prompt, partial.turns, partial.part) if partial else Work(prompt)
 
     # --- one prompt ---
 
     async def _worker(self) -> None:
         # On a full disk nothing new is sent, and what is under way still goes into the journal's reserve.
-        while not self.answered.journal.problem and (work := await self.backlog.get()) is not None:
+        while not self.answers.journal.problem and (work := await self.backlog.get()) is not None:
             step = await self._advance(work)
             if step.kind == "again":
                 self.backlog.again(work, step.delay)
                 continue
             if step.completion is None:
                 self.meter.add("over_budget", 0, 0)
-            elif step.refused and not self._answers:
+            elif step.refused and not self._answered:
                 self._hold(step)
             else:
                 self._done(step)
@@ -259,7 +228,7 @@ class Generation:
     def _done(self, step: Step) -> None:
         assert step.completion is not None
         input_tokens, output_tokens, cost = token_counts(step.completion.turns)
-        self.answered.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
+        self.answers.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
         self.meter.add(step.completion.outcome, input_tokens, output_tokens)
 
     def _hold(self, step: Step) -> None:
@@ -274,7 +243,7 @@ class Generation:
 
     def _release(self) -> None:
         """There are answers, or nothing else is left: the refusals stand."""
-        held, self._refused, self._answers = self._refused, [], True
+        held, self._refused, self._answered = self._refused, [], True
         for step in held:
             self._done(step)
 
@@ -285,50 +254,42 @@ class Generation:
             request = self.dialogue.next_request(work)
             if isinstance(request, Step):
                 return request
-            if self.answered.journal.problem:
+            if self.answers.journal.problem:
                 return Step("again")
-            while (reserved := self.budget.reserve(len(request.prompt_ids), request.max_tokens)) == "wait":
+            while (reserved := self.account.reserve(len(request.prompt_ids), request.max_tokens)) == "wait":
                 await asyncio.sleep(_BUDGET_SECONDS)
             if reserved == "never":
                 return Step("done")
-            step = await self._ask(work, request, reserved)
+            step = await self._ask(work, request, Payment(self.account, self.meter, reserved))
             if self._forget_tainted(work):
                 continue
             if step.kind == "turn":
-                self.answered.turn(work.prompt.id, step.turn)
+                self.answers.turn(work.prompt.id, step.turn)
             elif step.kind == "part":
-                self.answered.part(work.prompt.id, step.turn)
+                self.answers.part(work.prompt.id, step.turn)
             else:
                 return step
 
-    async def _ask(self, work: Work, request: Request, reserved: Amount) -> Step:
+    async def _ask(self, work: Work, request: Request, payment: Payment) -> Step:
         """Send one request and see what its answer or failure means."""
         expected = min(float(request.max_tokens), self.mean_output) + _PROMPT_COST * len(request.prompt_ids)
-        used = Amount()
-        try:
+        with payment:
             server = await self.pool.acquire(expected, work.attempts.avoid)
             if not self._fits(request):
                 self.pool.release(server, expected)
                 return Step("again")
             begun = self.clock()
-            used = Amount(0, reserved.cost)  # what may be billed if the job is stopped meanwhile
+            payment.sent()
             reply = await self.sender.send(server, self.adapter.request(request), request.max_tokens, expected)
-            used = Amount()
-            if isinstance(reply, Failure):
-                result: Answer | Failure = reply
-            else:
-                result = self.adapter.read(request, reply, time.time())
+            result = reply if isinstance(reply, Failure) else self.adapter.read(request, reply, time.time())
             if isinstance(result, Answer):
-                used = self._used(request, result)
+                payment.answered(request, result)
                 step = self._take_answer(work, request, server, result, self.clock() - begun)
                 if isinstance(step, Step):
                     return step
                 result = step
-            elif result.billed:
-                used = Amount(0, reserved.cost)
-        finally:
-            self.budget.settle(reserved, used)
-            self.meter.cost_usd += used.cost
+            else:
+                payment.failed(result)
         failure = await self.sender.blame(server, request.id, work.attempts, result)
         step = self.dialogue.failed(work, failure, self.pool.successes)
         if failure.kind == "permanent":
@@ -351,14 +312,6 @@ class Generation:
             self.dialogue.context_length = shortest
         return len(request.prompt_ids) + request.max_tokens <= self.dialogue.context_length
 
-    def _used(self, request: Request, answer: Answer) -> Amount:
-        """What an answer cost; `answer.cost_usd` is set by the configured prices where the API tells none."""
-        output = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
-        prompt = answer.prompt_tokens if answer.prompt_tokens is not None else len(request.prompt_ids)
-        if answer.cost_usd is None:
-            answer.cost_usd = self.budget.price(prompt, output)
-        return Amount(prompt + output, answer.cost_usd)
-
     def _take_answer(
         self, work: Work, request: Request, server: Server, answer: Answer, seconds: float
     ) -> Step | Failure:
@@ -371,7 +324,7 @@ class Generation:
         odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
         self._unproven(step, server, odd)
         work.attempts.avoid = None
-        if not self._answers:
+        if not self._answered:
             self._release()
         return step
 
@@ -385,19 +338,19 @@ class Generation:
 
     @property
     def position(self) -> int:
-        return self.answered.journal.position
+        return self.answers.journal.position
 
     def prove(self, server: Server) -> None:
         """Note in the journal how far an endpoint is trusted."""
-        self.answered.prove(server.url, server.trusted)
+        self.answers.prove(server.url, server.trusted)
 
     def distrust(self, server: Server, *, refusals: bool = False) -> None:
         """Ask again what an endpoint answered, or only what it refused, since its last good canary."""
         if not server.unproven:
             return
-        counts, under_way = self.answered.void(server.url, server.trusted, refusals=refusals)
+        counts, under_way = self.answers.void(server.url, server.trusted, refusals=refusals)
         server.unproven = max(0, server.unproven - len(counts)) if refusals else 0
-        for id in prompt_ids(self.shard.prompts):  # others have left the shard, and are not counted
+        for id in prompt_ids(self.job.prompts):  # others have left the shard, and are not counted
             if id in counts:
                 self.meter.remove(*counts[id][:3])
         self._tainted |= under_way
@@ -418,17 +371,17 @@ class Generation:
 
     async def _keep_saved(self) -> None:
         """fsync the journal in groups, and save the budget's account. On a full disk see the requests in flight out."""
-        journal = self.answered.journal
+        journal = self.answers.journal
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             await asyncio.to_thread(journal.sync)
             try:
-                self.budget.save()
+                self.account.save()
             except OSError as error:
                 if error.errno not in DISK_FULL:
                     raise
                 journal.problem = journal.problem or UserError(
-                    f"{self.shard.state}: {error.strerror}: the job stops; what has arrived is kept. "
+                    f"{self.job.state}: {error.strerror}: the job stops; what has arrived is kept. "
                     "Free some space and run again"
                 )
             if journal.problem:
@@ -437,53 +390,12 @@ class Generation:
                     await asyncio.sleep(0.1)
                 raise journal.problem
 
-    async def _keep_reporting(self) -> None:
-        while True:
-            if self.pool.ready():
-                self.status = "running"
-            await self._report(self.status)
-            await asyncio.sleep(_LINE_SECONDS)
-
-    async def _report(self, status: Status) -> None:
-        self.meter.in_flight = self.pool.in_flight
-        figures = self.meter.figures(status)
-        now = self.clock()
-        if status == "running" and now - self._own_line >= _OWN_LINE_SECONDS:
-            self._own_line = now
-            say(line(self.shard.name, figures))
-        try:
-            run = await asyncio.to_thread(self.files.write, figures, _LINE_SECONDS)
-        except OSError as error:
-            self.say(f"warning: no progress file: {error.strerror}")
-        else:
-            if run is not None:
-                say(line("all", run))
-
     # --- the end ---
 
     def _finish(self) -> Counter[str]:
-        def unpaid(id: str) -> str | None:
-            return self.budget.reason() if self.budget.exhausted else None
+        def unpaid(prompt_id: str) -> str | None:
+            return self.account.reason() if self.account.exhausted else None
 
-        return self.answered.finish(self.shard.prompts, self.shard.output, unpaid, self._provenance())
-
-    def _provenance(self) -> dict[str, Any]:
-        """What the finished shard says about itself."""
         facts = self.supervisor.facts if self.supervisor else None
-        return {
-            "stage": "completions",
-            "dataset": self.shard.dataset,
-            "shard": self.shard.shard,
-            "settings": stage_settings(self.config, "completions", self.shard.dataset),
-            "target": self.target.provenance(),
-            "engine": {
-                "kind": self.config.engine.kind,
-                "version": facts.version if facts else None,
-                "launch": self.config.engine.launch.model_dump(mode="json", exclude={"env"}),
-            },
-            "prompts": {
-                "sha256": durable.sha256_file(self.shard.prompts),
-                "provenance": read_provenance(self.shard.prompts),
-            },
-            "code": code_version(),
-        }
+        provenance = shard_provenance(self.job, self.target, facts)
+        return self.answers.finish(self.job.prompts, self.job.output, unpaid, provenance)

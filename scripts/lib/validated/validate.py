@@ -22,7 +22,7 @@ RECONSTRUCTED_TURNS = 200
 
 
 @dataclass(slots=True)
-class Shard:
+class ShardFiles:
     """The files of one shard, inputs and outputs. `completions` is None for class A."""
 
     dataset: str
@@ -46,7 +46,7 @@ class Ledger:
     merged_turns: int = 0  # those that merged with it into one sample
 
 
-def validate_tokens(config: Config, target: Target, shard: Shard) -> dict[str, Any]:
+def validate_tokens(config: Config, target: Target, shard: ShardFiles) -> dict[str, Any]:
     """Check a shard's samples and account for its prompts. Returns the summary that is written.
 
     Raises UserError when the shard's files don't fit together: a prompt without outcome, a sample without prompt.
@@ -111,7 +111,7 @@ def _refused_rows(tokens: Path, refused: dict[int, tuple[str, str]]) -> Iterator
             first += batch.num_rows
 
 
-def account(config: Config, shard: Shard, samples_of: Counter[str]) -> Ledger:
+def account(config: Config, shard: ShardFiles, samples_of: Counter[str]) -> Ledger:
     """Follow every prompt to its samples or to the reason why it has none.
 
     Raises UserError when one got lost, has two outcomes, or when something came from no prompt.
@@ -150,7 +150,7 @@ def _dropped_by_policy(config: Config, dataset: str) -> bool:
     return any(getattr(config.datasets[dataset], policy) == "drop" for policy in POLICIES.values())
 
 
-def _require(path: Path, things: str, ids: set[str], fault: str, shard: Shard) -> None:
+def _require(path: Path, things: str, ids: set[str], fault: str, shard: ShardFiles) -> None:
     if ids:
         raise UserError(
             f"{path}: {len(ids)} {things} of {shard.prompts} {fault}, such as {min(ids)}: "

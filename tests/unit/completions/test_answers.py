@@ -8,7 +8,7 @@ import pytest
 
 from scripts.lib.completions import answers as module
 from scripts.lib.completions import finished_file
-from scripts.lib.completions.answers import Answered, conversation, link
+from scripts.lib.completions.answers import ShardAnswers, conversation, link
 from scripts.lib.completions.id_index import IdIndex
 from scripts.lib.completions.journal import scan
 from scripts.lib.core import records
@@ -41,8 +41,8 @@ class Shard:
         self.state, self.prompts = folder / "state", folder / "prompts.parquet"
         self.output = folder / "out" / "000.parquet"
 
-    def open(self, identity: dict = IDENTITY) -> Answered:
-        return Answered(self.state, "d", "000", identity, lambda turn: None)
+    def open(self, identity: dict = IDENTITY) -> ShardAnswers:
+        return ShardAnswers(self.state, "d", "000", identity, lambda turn: None)
 
     def write(self, *names: str) -> list[Prompt]:
         rows = [prompt(name) for name in names]
@@ -153,7 +153,7 @@ def test_killed_while_finishing_nothing_is_asked_again(shard, monkeypatch, momen
     def die(*arguments, **named):
         raise KeyboardInterrupt
 
-    victim = (module, "link") if moment == "link" else (Answered, f"_{moment}")
+    victim = (module, "link") if moment == "link" else (ShardAnswers, f"_{moment}")
     with monkeypatch.context() as patch:
         patch.setattr(*victim, die)
         with pytest.raises(KeyboardInterrupt):
@@ -263,7 +263,7 @@ def test_what_was_voided_stays_so_though_it_stands_in_the_finished_file(shard, m
     for row in rows:
         answered.done(completion(row), 3, 11, 0.5, "http://broken")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Answered, "_empty_journal", lambda self: exec("raise KeyboardInterrupt"))
+        patch.setattr(ShardAnswers, "_empty_journal", lambda self: exec("raise KeyboardInterrupt"))
         answered.finish(shard.prompts, shard.output, lambda id: None, {})
     answered.close()
     rows = shard.write(*"abcd")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.lib.completions.budget import Amount, Budget
+from scripts.lib.completions.budget import Account, Amount
 from scripts.lib.completions.journal import lock_exclusively
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
@@ -35,10 +35,10 @@ class Jobs:
         self.state, self.settings = state, settings
         self.locks: dict = {}
 
-    def start(self, dataset="a", shard="000", spent=None) -> Budget:
+    def start(self, dataset="a", shard="000", spent=None) -> Account:
         lock = self.state / "journals" / dataset / f"{shard}.journal.lock"
         self.locks[dataset, shard] = lock_exclusively(lock, "x", 0.0)
-        return Budget(self.state, self.settings, dataset, shard, spent or Amount())
+        return Account(self.state, self.settings, dataset, shard, spent or Amount())
 
     def kill(self, dataset="a", shard="000") -> None:
         os.close(self.locks.pop((dataset, shard)))

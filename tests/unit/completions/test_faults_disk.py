@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.completions.answers import Answered
+from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.completions.journal import scan
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Completion, Sample, Turn
@@ -23,8 +23,8 @@ def completion(id: str, number: int) -> Completion:
     return Completion(id, "chat", "ok", turns=[turn])
 
 
-def answered(folder: Path) -> Answered:
-    return Answered(folder, "chat", "000", IDENTITY, lambda turn: None)
+def answered(folder: Path) -> ShardAnswers:
+    return ShardAnswers(folder, "chat", "000", IDENTITY, lambda turn: None)
 
 
 def journal(folder: Path) -> Path:
