@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import fcntl
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +18,8 @@ from scripts.lib.client.backlog import Backlog
 from scripts.lib.client.pool import Pool, Server
 from scripts.lib.client.sending import Sender
 from scripts.lib.config.file import load_config
-from scripts.lib.core import durable
+from scripts.lib.core import durable, locks
+from scripts.lib.core.locks import hold
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.engines.base import Reply
 from scripts.lib.hidden_states import choice, tensor_file
@@ -345,13 +346,13 @@ def test_plan_only_tells_the_size(tmp_path, capsys):
         extract_hidden_states.main(plan[:-1])
 
 
-def test_two_extractions_at_once_are_refused(tmp_path, capsys):
+def test_two_extractions_at_once_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
     run = Extraction(tmp_path, [])
     run.output.mkdir()
-    with open(run.output / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with hold(run.output / ".lock", what="it"):
         assert run.finish() == 1
-    assert "another extraction is writing" in capsys.readouterr().err
+    assert f"{run.output} is being written by process {os.getpid()} on " in capsys.readouterr().err
 
 
 def test_an_sglang_without_the_flags_is_refused_before_it_is_started(tmp_path, capsys):

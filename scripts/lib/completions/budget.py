@@ -10,10 +10,6 @@ have been billed: a request that was sent and never answered counts with its who
 when the job was killed.
 """
 
-import contextlib
-import fcntl
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +17,7 @@ from typing import Literal
 import orjson
 
 from scripts.lib.config.model import Config
-from scripts.lib.core import durable
+from scripts.lib.core import durable, locks
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import State
 
@@ -119,7 +115,7 @@ class Account:
         return need
 
     def _take_grant(self, need: Amount) -> Literal["wait", "never"] | None:
-        with self._ledger():
+        with locks.hold(self.state.accounts_lock):
             self.held = self.in_flight
             others, held = self._others()
             for wanted in (need.times(_GRANT), need):
@@ -165,7 +161,7 @@ class Account:
         """
         if not self.limited:
             return
-        with self._ledger():
+        with locks.hold(self.state.accounts_lock):
             if give_back or not self.in_flight.tokens:
                 self.held = self.in_flight
             self._save()
@@ -187,16 +183,6 @@ class Account:
             durable.write_json(self.path, account)
             self._saved = account
 
-    @contextlib.contextmanager
-    def _ledger(self) -> Iterator[None]:
-        """One job at a time looks and takes."""
-        descriptor = os.open(self.state.accounts_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
 
 def _covers(room: Amount, need: Amount) -> bool:
     return room.tokens >= need.tokens and room.cost >= need.cost - 1e-12
@@ -214,13 +200,6 @@ def _read(path: Path) -> dict:
 def _dead(account: Path) -> bool:
     """Whether the job of an account is gone: its journal's lock is free."""
     try:
-        descriptor = os.open(account.with_suffix(".journal.lock"), os.O_RDWR | os.O_CLOEXEC)
+        return not locks.is_held(account.with_suffix(".journal.lock"))
     except FileNotFoundError:
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True

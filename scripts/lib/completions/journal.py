@@ -8,11 +8,7 @@ the first append. One process writes: a lock beside the file, which works on NFS
 """
 
 import contextlib
-import errno
-import fcntl
 import os
-import socket
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,49 +18,13 @@ import orjson
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.locks import PATIENCE, hold
 
 HEADER = "header"
 # Space that is given up when the disk is full, so that what has already arrived can still be written.
 _RESERVE_BYTES = 8 << 20
 _RESERVE_SHARE = 0.25  # at most this part of what is free
 _PIECE = 1 << 14  # bytes that are read at once, more than most records have
-
-
-def lock_exclusively(path: Path, what: str, patience: float = 5.0) -> int:
-    """Hold the lock file `path` for this process's life; returns its descriptor.
-
-    flock, not POSIX record locks: those vanish when any descriptor of the file is closed. Linux sends
-    flock to the NFS server too (since 2.6.12). Waits `patience` seconds for a predecessor that is just
-    dying; then raises UserError naming who holds it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    deadline = time.monotonic() + patience
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
-                    raise UserError(
-                        f"{what} is being written by {holder}: wait until that job ends, or stop it"
-                    ) from None
-                time.sleep(0.1)
-            except OSError as error:
-                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise UserError(
-                        f"{path}: the file system has no locks ({error.strerror}): mount it with locks (NFS: without "
-                        "`nolock`; Lustre: with `flock`) or put the results folder elsewhere"
-                    ) from None
-                raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def encode(head: list, body: Any) -> bytes:
@@ -100,7 +60,7 @@ def scan(path: Path, offset: int = 0) -> Iterator[tuple[int, list | None, bytes]
 class Journal:
     """The one writer of a journal. Open it, read it with `scan`, then append."""
 
-    def __init__(self, path: Path, identity: dict, what: str, patience: float = 5.0) -> None:
+    def __init__(self, path: Path, identity: dict, what: str, patience: float = PATIENCE) -> None:
         """Lock and open the journal, cut its torn tail, and write the header when it is new.
 
         `identity` are the settings that the answers depend on; `what` names the journal for people.
@@ -115,11 +75,12 @@ class Journal:
         self._pending: list[bytes] = []
         self._dirty = False
         self._reserve = path.with_name(f".{path.name}.reserve")
-        self._lock = lock_exclusively(path.with_name(f"{path.name}.lock"), what, patience)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(path.with_name(f"{path.name}.lock"), wait=patience, what=what)
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:
-            os.close(self._lock)
+            self._lock.close()
             raise
         self._end = 0
 
@@ -227,7 +188,7 @@ class Journal:
 
     def close(self) -> None:
         """Write and sync what is left, and let the lock go."""
-        if self._lock < 0:
+        if self._lock.descriptor < 0:
             return
         try:
             self.write()
@@ -235,8 +196,7 @@ class Journal:
         finally:
             self._reserve.unlink(missing_ok=True)
             os.close(self._file)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
 
     def _append_now(self, data: bytes) -> None:
         view = memoryview(data)

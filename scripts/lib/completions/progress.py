@@ -5,7 +5,6 @@ Every job writes `state/progress/{dataset}/{shard}.json` and then adds all of th
 tokens of a window, not from the start: short answers come first, so early averages mislead.
 """
 
-import fcntl
 import os
 import time
 from collections import Counter, deque
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
+from scripts.lib.core.locks import hold
 from scripts.lib.core.paths import State
 from scripts.lib.core.records import OUTCOMES
 from scripts.lib.core.units import duration, short
@@ -196,16 +196,15 @@ class ProgressFile:
         """Replace progress.json by the sum of all parts. Returns as `write` does."""
         # One job at a time: else a slower job could replace a newer sum, the run's last one too, by an older one.
         # The lock file's own time says when the run was last spoken of.
-        with open(self.state.progress_lock, "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with hold(self.state.progress_lock) as lock:
             run = self.gather()
             durable.write_json(self.state.results.progress, run.model_dump())
-            silent = run.updated - os.fstat(lock.fileno()).st_mtime
+            silent = run.updated - os.fstat(lock.descriptor).st_mtime
             if run.status == "done":  # the last job to end says so
                 return run
             if run.status not in _LIVE or 0 <= silent < line_seconds:
                 return None
-            os.utime(lock.fileno())
+            os.utime(lock.descriptor)
             return run
 
     def gather(self) -> RunProgress:

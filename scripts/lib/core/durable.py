@@ -1,7 +1,6 @@
 """Files that survive a crash: written whole under a temporary name, fsynced, renamed."""
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import os
@@ -32,21 +31,6 @@ def fsync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def only_writer(folder: Path, busy: str) -> Iterator[None]:
-    """Be the only one who writes to `folder`, which is made. Raises UserError(busy) when there is another one.
-
-    The lock is the kernel's, so it goes with its holder, also after kill -9.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(busy) from None
-        yield
 
 
 @contextlib.contextmanager

@@ -5,11 +5,10 @@ state/uploads/ keeps, per file, what was stored and how far an interrupted multi
 another pass sends only what is new. A failure is counted and tried again later.
 """
 
-import fcntl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from scripts.lib.config.model import Upload
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.locks import hold
 from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import digest
 from scripts.lib.stores import File, FileStore, TransferError
@@ -171,12 +171,10 @@ class Uploader:
     def _locked(self, keys: list[str]) -> Iterator[list[Entry]]:
         """The entries of some files, for this process and thread alone; written back at the end."""
         self.ledger.mkdir(parents=True, exist_ok=True)
-        locks, entries = [], []
-        try:
+        entries = []
+        with ExitStack() as held:
             for key in sorted(keys):  # in one order everywhere, so that two processes never wait for each other
-                lock = open(self._entry_path(key).with_suffix(".lock"), "w")  # noqa: SIM115 - closed below
-                locks.append(lock)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                held.enter_context(hold(self._entry_path(key).with_suffix(".lock")))
             for key in keys:
                 path = self._entry_path(key)
                 entries.append(Entry(**durable.read_json(path)) if path.exists() else Entry(key))
@@ -185,9 +183,6 @@ class Uploader:
             for entry, old in zip(entries, before):
                 if asdict(entry) != old:
                     durable.write_json(self._entry_path(entry.key), asdict(entry))
-        finally:
-            for lock in locks:
-                lock.close()
 
     def counts(self) -> UploadCounts:
         """Add up the ledger, for files that this run's stages name now."""

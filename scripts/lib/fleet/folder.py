@@ -12,18 +12,16 @@ meet here are on one machine anyway. The temporary folder and not XDG_RUNTIME_DI
 removes at logout while a run under nohup goes on.
 """
 
-import contextlib
-import fcntl
 import os
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.locks import Lock
 from scripts.lib.core.provenance import digest
 
 
@@ -69,8 +67,8 @@ class Meeting:
 
     def keeper_lives(self) -> bool:
         """Whether a keeper holds this meeting."""
-        with open_lock(self.keeper_lock) as descriptor:
-            return not try_lock(descriptor, fcntl.LOCK_SH)
+        with Lock(self.keeper_lock) as lock:
+            return not lock.take(shared=True)
 
     def read(self, path: Path) -> dict:
         """A JSON file of the meeting, {} when it isn't there (yet)."""
@@ -84,30 +82,3 @@ class Meeting:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_bytes(orjson.dumps(value))
         os.replace(temporary, path)
-
-
-@contextlib.contextmanager
-def open_lock(path: Path) -> Iterator[int]:
-    """Descriptor of a lock file, closed (and so released) at the end."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def try_lock(descriptor: int, kind: int) -> bool:
-    """Take an flock (LOCK_SH or LOCK_EX) if nobody is in the way. Never waits."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def same_file(descriptor: int, path: Path) -> bool:
-    """Whether `path` still is the file that `descriptor` has open (somebody may have emptied /tmp)."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -10,7 +10,6 @@ lease.
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -19,8 +18,9 @@ from pathlib import Path
 
 import aiohttp
 
+from scripts.lib.core.locks import Lock
 from scripts.lib.fleet import health, processes
-from scripts.lib.fleet.folder import Meeting, open_lock, same_file, try_lock
+from scripts.lib.fleet.folder import Meeting
 from scripts.lib.fleet.launch import ServerPlan
 from scripts.lib.fleet.server import Patience, Server
 
@@ -31,9 +31,9 @@ _PUBLISH = 1.0  # seconds between writes of the fleet file when nothing but the 
 class Keeper:
     """Runs the servers of `launch.json` and publishes what they are doing in `fleet.json`."""
 
-    def __init__(self, meeting: Meeting, keeper_lock: int) -> None:
+    def __init__(self, meeting: Meeting, lock: Lock) -> None:
         launch = meeting.read(meeting.launch)
-        self.meeting, self.keeper_lock = meeting, keeper_lock
+        self.meeting, self.lock = meeting, lock
         self.signature = launch["signature"]
         self.linger = health.Linger(launch["linger"])
         logs = Path(launch["logs"])
@@ -80,7 +80,7 @@ class Keeper:
         # trust_env off: a proxy of the environment has no business between us and the loopback interface.
         async with aiohttp.ClientSession(trust_env=False) as session:
             tasks = [asyncio.create_task(server.supervise(session)) for server in self.servers]
-            with open_lock(self.meeting.leases_lock) as leases:
+            with Lock(self.meeting.leases_lock) as leases:
                 while not asked.is_set():
                     for task in tasks:
                         if task.done() and (problem := task.exception()):
@@ -98,14 +98,14 @@ class Keeper:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self.publish()
 
-    def _unused(self, leases: int) -> bool:
+    def _unused(self, leases: Lock) -> bool:
         """Whether to end now. If so the leases' lock stays held."""
-        if not same_file(leases, self.meeting.leases_lock) or not same_file(self.keeper_lock, self.meeting.keeper_lock):
+        if not leases.in_place() or not self.lock.in_place():
             return True  # somebody removed the folder: nobody can find this keeper any more
-        free = try_lock(leases, fcntl.LOCK_EX)
+        free = leases.take()
         over = self.linger.over(time.monotonic(), leased=not free, stop_asked=self.meeting.stop.exists())
         if free and not over:
-            fcntl.flock(leases, fcntl.LOCK_UN)
+            leases.release()
         return over
 
 
@@ -114,12 +114,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--meeting", type=Path, required=True, help="folder where jobs and keeper meet")
     parser.add_argument("--lock-descriptor", type=int, required=True, help="open descriptor of the locked keeper.lock")
     arguments = parser.parse_args(argv)
-    # Servers must not inherit it: the lock would outlive this process.
-    os.set_inheritable(arguments.lock_descriptor, False)
     meeting = Meeting(arguments.meeting)
     meeting.stop.unlink(missing_ok=True)
     try:
-        asyncio.run(Keeper(meeting, arguments.lock_descriptor).run())
+        # Servers don't inherit it: the lock would outlive this process.
+        asyncio.run(Keeper(meeting, Lock(meeting.keeper_lock, arguments.lock_descriptor)).run())
     finally:
         processes.sweep(str(meeting.directory))
     return 0

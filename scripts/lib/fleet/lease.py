@@ -6,7 +6,6 @@ event loop call that one in a thread.
 """
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -18,10 +17,11 @@ from pathlib import Path
 
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.locks import Lock, hold
 from scripts.lib.core.paths import State
 from scripts.lib.engines.base import EngineMetrics
 from scripts.lib.fleet import launch, tickets
-from scripts.lib.fleet.folder import Meeting, meeting_label, open_lock, same_file, try_lock
+from scripts.lib.fleet.folder import Meeting, meeting_label
 from scripts.lib.fleet.replica import with_project
 from scripts.lib.fleet.server import last_lines
 from scripts.lib.fleet.tickets import Ticket
@@ -63,7 +63,7 @@ class Lease:
         self.signature = launch.signature(config, target_dir)
         self.logs = State(state.resolve()).servers / meeting_label()
         self.meeting = Meeting.of(state)
-        self._lock: int | None = None  # shared flock on leases.lock
+        self._lock: Lock | None = None  # leases.lock, shared
         self._ticket: Ticket | None = None  # counts this lease in its lane
         self._keeper: subprocess.Popen | None = None
         self._starts = 0
@@ -87,7 +87,7 @@ class Lease:
         if self._ticket:
             self._ticket.give_back()
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
         self._ticket = self._lock = None
 
     def endpoints(self, timeout: float | None = None) -> list[Endpoint]:
@@ -137,7 +137,7 @@ class Lease:
 
     def _servers(self) -> list[dict]:
         """What the keeper says of its servers, [] while it hasn't said anything. Starts a keeper when there is none."""
-        if self._lock is None or not same_file(self._lock, self.meeting.leases_lock):
+        if self._lock is None or not self._lock.in_place():
             self.close()
             self.meeting = Meeting.of(self.state)
             self.join()
@@ -161,9 +161,8 @@ class Lease:
 
     def _join_fleet(self) -> bool:
         """Take the shared lock and see that a keeper of our configuration lives or starts. False: try again."""
-        self._lock = os.open(self.meeting.leases_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Waits only while a keeper is stopping its servers.
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._lock = hold(self.meeting.leases_lock, shared=True)
         if not self.meeting.keeper_lives():
             self._start_keeper()
         running = self.meeting.read(self.meeting.launch).get("signature")
@@ -171,14 +170,14 @@ class Lease:
             return True
         # Servers of another configuration: ask their keeper to end as soon as nobody uses them.
         self.meeting.stop.touch()
-        os.close(self._lock)
+        self._lock.close()
         self._lock = None
         return False
 
     def _start_keeper(self) -> None:
         """Start a keeper unless somebody else is faster. It inherits the lock that makes it the only one."""
-        with open_lock(self.meeting.keeper_lock) as descriptor:
-            if not try_lock(descriptor, fcntl.LOCK_EX):
+        with Lock(self.meeting.keeper_lock) as lock:
+            if not lock.take():
                 return
             self._starts += 1
             settings = self.config.engine.launch
@@ -207,7 +206,7 @@ class Lease:
                     },
                 },
             )
-            arguments = ["--meeting", str(self.meeting.directory), "--lock-descriptor", str(descriptor)]
+            arguments = ["--meeting", str(self.meeting.directory), "--lock-descriptor", str(lock.descriptor)]
             with open(self.logs / "keeper.log", "ab") as log:
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-m", "scripts.lib.fleet.keeper", *arguments],
@@ -218,7 +217,7 @@ class Lease:
                     env=os.environ
                     | {"PYTHONPATH": with_project(os.environ.get("PYTHONPATH")), "PYTHONUNBUFFERED": "1"},
                     start_new_session=True,
-                    pass_fds=[descriptor],
+                    pass_fds=[lock.descriptor],
                 )
 
     def _check_keeper(self) -> None:

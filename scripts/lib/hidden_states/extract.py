@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.lib.config.model import Config
 from scripts.lib.config.stage_settings import stage_settings
-from scripts.lib.core import durable
+from scripts.lib.core import durable, locks
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
 from scripts.lib.hidden_states.capture import Pass, prepare
@@ -39,7 +39,8 @@ def extract(
     say(size_line(plan, len(chosen.tokens), chosen.total))
     if not chosen.tokens:
         raise UserError(f"{training}: none of its samples is chosen: raise hidden_states.fraction")
-    with durable.only_writer(folder, f"{folder}: another extraction is writing: wait for it, then run again"):
+    folder.mkdir(parents=True, exist_ok=True)
+    with locks.hold(folder / ".lock", wait=locks.PATIENCE, what=str(folder)):
         # The manifest stands for a whole folder, so it goes first and comes back last.
         (folder / MANIFEST).unlink(missing_ok=True)
         store = Store(folder, plan)

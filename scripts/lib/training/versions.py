@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scripts.lib.core import durable
+from scripts.lib.core import durable, locks
 from scripts.lib.core.errors import DISK_FULL, UserError
 from scripts.lib.training import manifest
 
@@ -43,8 +43,8 @@ def writer(training: Path) -> Iterator[None]:
     Remains of a writer that was killed are removed, and a full disk is told in one line.
     """
     folder = corpora(training)
-    busy = f"{training}: another merge, backup or restore is writing: wait for it, then run again"
-    with durable.only_writer(folder, busy):
+    folder.mkdir(parents=True, exist_ok=True)
+    with locks.hold(folder / ".lock", wait=locks.PATIENCE, what=str(training)):
         clear_remains(folder)
         try:
             yield

@@ -1,6 +1,5 @@
 """Budgets: nothing is sent that was not reserved, jobs together never spend more, and a crash is charged."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.lib.completions.budget import Account, Amount
-from scripts.lib.completions.journal import lock_exclusively
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.locks import hold
 
 
 def config(tokens=None, cost=None, whole_tokens=None, whole_cost=None, prices=(1.0, 2.0)):
@@ -37,11 +36,12 @@ class Jobs:
 
     def start(self, dataset="a", shard="000", spent=None) -> Account:
         lock = self.state / "journals" / dataset / f"{shard}.journal.lock"
-        self.locks[dataset, shard] = lock_exclusively(lock, "x", 0.0)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        self.locks[dataset, shard] = hold(lock, wait=0.0)
         return Account(self.state, self.settings, dataset, shard, spent or Amount())
 
     def kill(self, dataset="a", shard="000") -> None:
-        os.close(self.locks.pop((dataset, shard)))
+        self.locks.pop((dataset, shard)).close()
 
 
 def test_without_limits_everything_goes_and_no_file_is_written(tmp_path):

@@ -1,7 +1,5 @@
 """Where a run's processes meet, and how leases are counted."""
 
-import errno
-import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -9,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.locks import Lock, hold
 from scripts.lib.fleet import tickets
-from scripts.lib.fleet.folder import Meeting, open_lock, private_directory, same_file, try_lock
+from scripts.lib.fleet.folder import Meeting, private_directory
 from scripts.lib.fleet.tickets import Ticket
 
 
@@ -58,20 +57,19 @@ def test_folder_of_another_user_is_refused(temporary: Path, monkeypatch: pytest.
 def test_keeper_lives_while_its_lock_is_held(temporary: Path) -> None:
     meeting = Meeting.of(temporary / "state")
     assert not meeting.keeper_lives()
-    with open_lock(meeting.keeper_lock) as descriptor:
-        assert try_lock(descriptor, fcntl.LOCK_EX)
+    with hold(meeting.keeper_lock):
         assert meeting.keeper_lives()
     assert not meeting.keeper_lives()
 
 
 def test_emptied_folder_is_noticed(temporary: Path) -> None:
     meeting = Meeting.of(temporary / "state")
-    with open_lock(meeting.leases_lock) as descriptor:
-        assert same_file(descriptor, meeting.leases_lock)
+    with Lock(meeting.leases_lock) as lock:
+        assert lock.in_place()
         meeting.leases_lock.unlink()
-        assert not same_file(descriptor, meeting.leases_lock)
+        assert not lock.in_place()
         meeting.leases_lock.touch()
-        assert not same_file(descriptor, meeting.leases_lock)
+        assert not lock.in_place()
 
 
 def test_files_of_the_meeting_are_replaced_whole(temporary: Path) -> None:
@@ -93,12 +91,3 @@ def test_tickets_of_the_dead_are_removed(tmp_path: Path) -> None:
     assert tickets.live(tmp_path) == [second.path.name]
     second.give_back()
     assert tickets.live(tmp_path) == tickets.live(tmp_path / "nowhere") == []
-
-
-def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UserError, match=r"lane: this file system has no file locks \(No locks available\)"):
-        Ticket(tmp_path / "lane")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from scripts.lib.core import locks
 from scripts.lib.core.errors import UserError
 from scripts.lib.stores import open_store
 from scripts.lib.training import versions
@@ -170,13 +171,14 @@ def test_unknown_backups_are_told_with_those_there_are(place, name):
         place.restore(name)
 
 
-def test_a_second_writer_is_refused(place):
+def test_a_second_writer_is_refused_and_told_who_the_first_is(place, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
     place.merge(0)
     made = place.back_up()
     with versions.writer(place.training):
-        with pytest.raises(UserError, match="another merge, backup or restore is writing"):
+        with pytest.raises(UserError, match=f"training is being written by process {os.getpid()} on "):
             place.back_up()
-        with pytest.raises(UserError, match="another merge, backup or restore is writing"):
+        with pytest.raises(UserError, match=f"training is being written by process {os.getpid()} on "):
             place.restore(made.name)
 
 

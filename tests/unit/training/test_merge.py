@@ -1,10 +1,11 @@
+import os
 import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.lib.core import durable, records
+from scripts.lib.core import durable, locks, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.training import merge as merge_module
 from scripts.lib.training import versions
@@ -195,8 +196,9 @@ def test_a_full_disk_is_foreseen(tmp_path, monkeypatch):
     assert verify(tmp_path / "training") == (before, [])
 
 
-def test_a_second_writer_is_refused(tmp_path):
-    with versions.writer(tmp_path / "training"), pytest.raises(UserError, match="another merge, backup or restore"):
+def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+    with versions.writer(tmp_path / "training"), pytest.raises(UserError, match=f"written by process {os.getpid()} on"):
         corpus(tmp_path)
     corpus(tmp_path)
 
