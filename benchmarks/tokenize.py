@@ -26,7 +26,9 @@ from scripts.lib.config.model import Config
 from scripts.lib.core.records import Message, Prompt, Sample, read_rows, write_rows
 from scripts.lib.target.model import Target
 from scripts.lib.target.prepare import prepare_target
-from scripts.lib.tokens.samples import ROWS_AT_ONCE, from_conversations, tokenize_conversations
+from scripts.lib.tokens.conversations import from_conversations, tokenize_conversations
+
+TEXTS_AT_ONCE = 256
 
 
 def generate(target: Target, conversations: int, turns: int, words: int, seed: int) -> list[Prompt]:
@@ -69,16 +71,15 @@ def contenders(target: Target, config: Config, prompts: list[Prompt], folder: Pa
 
     def alone() -> int:
         total = 0
-        for first in range(0, len(texts), ROWS_AT_ONCE):
-            for encoding in backend.encode_batch_fast(texts[first : first + ROWS_AT_ONCE], add_special_tokens=False):
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            for encoding in backend.encode_batch_fast(texts[first : first + TEXTS_AT_ONCE], add_special_tokens=False):
                 total += len(encoding.ids)
         return total
 
     def ours() -> int:
         total = 0
-        for first in range(0, len(prompts), ROWS_AT_ONCE):
-            for sample in from_conversations(target, prompts[first : first + ROWS_AT_ONCE]):
-                total += len(sample.input_ids)
+        for sample in from_conversations(target, prompts):
+            total += len(sample.input_ids)
         return total
 
     def stage() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.lib.config.file import load_config
 from scripts.lib.core.errors import entry
 from scripts.lib.target.model import load_target
-from scripts.lib.tokens.samples import tokenize_completions
+from scripts.lib.tokens.completions import tokenize_completions
 
 
 @entry

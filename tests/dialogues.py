@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scripts.lib.config.model import Dataset
 from scripts.lib.core.records import Completion, Message, Sample, Turn
 from scripts.lib.target.model import Target
-from scripts.lib.tokens.samples import from_completion
+from scripts.lib.tokens.completions import from_completion
 from tests.families import FAMILIES, target
 
 DATASET = Dataset(data_class="B", source="x")

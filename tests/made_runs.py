@@ -16,7 +16,8 @@ from scripts.lib.core import durable
 from scripts.lib.core.records import OUTCOMES, Completion, Message, Prompt, Turn, read_rows, write_rows
 from scripts.lib.prompts.prepare import prepare_prompts
 from scripts.lib.target.model import Target, load_target
-from scripts.lib.tokens.samples import tokenize_completions, tokenize_conversations
+from scripts.lib.tokens.completions import tokenize_completions
+from scripts.lib.tokens.conversations import tokenize_conversations
 from scripts.lib.training.merge import merge, receipt
 from scripts.lib.validated.summary import summarize
 from scripts.lib.validated.validate import ShardFiles, validate_tokens

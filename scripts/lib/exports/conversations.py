@@ -94,14 +94,14 @@ class Dialect:
                 yield sample
 
     def _rows(self, sample: Sample, report: Report) -> Iterator[list[Message]]:
-        answers = [at for at, message in enumerate(sample.messages) if message.role == "assistant"]
+        answers = [at for at, m in enumerate(sample.messages) if m.role == "assistant" and m.trainable]
         # The answers that this sample supervises are its last ones: earlier ones are in samples of their own.
         supervised = min(_spans(sample.loss_mask), len(answers))
         if self.last_answer_only:
             for at in answers[-supervised:]:
                 yield sample.messages[: at + 1]
         else:
-            if supervised < len(answers):
+            if supervised < sum(message.role == "assistant" for message in sample.messages):
                 report.lost["mask of earlier answers: the trainer learns them again in this row"] += 1
             yield sample.messages
 

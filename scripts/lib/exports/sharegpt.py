@@ -27,6 +27,8 @@ def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None
                 continue
             if any(message.reasoning for message in sample.messages):
                 report.lost["reasoning"] += 1
+            if not all(message.trainable for message in sample.messages):
+                report.lost["mask of answers that are not to be learnt: the trainer learns them"] += 1
             if len(sample.input_ids) > MAX_TOKENS:
                 report.lost[f"all of it: the trainer drops rows above {MAX_TOKENS} tokens"] += 1
             turns = [

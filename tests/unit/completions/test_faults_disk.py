@@ -8,7 +8,7 @@ from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.completions.journal import scan
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Completion, Sample, Turn
-from scripts.lib.tokens.samples import from_completion
+from scripts.lib.tokens.completions import from_completion
 from scripts.lib.validated.gates import Gates, look
 from tests import families
 from tests.generation import prompts

@@ -99,6 +99,21 @@ def test_a_sample_of_a_later_turn_yields_that_turn_alone(make, target):
     assert report["lost"]["mask of earlier answers: the trainer learns them again in this row"] == 1
 
 
+def test_answers_that_are_not_to_be_learnt_get_no_row(make, target):
+    whole = answered(target, 1, turns=2)
+    whole.messages[1].trainable = False
+    begins = whole.loss_mask.index(1)
+    ends = whole.loss_mask.index(0, begins)
+    whole.loss_mask[begins:ends] = [0] * (ends - begins)
+    exported = make([whole])
+    assert [row["id"] for row in exported("specforge")[1]] == [f"{1:032x}/1"]
+    report, rows, _ = exported("deepspec")
+    assert len(rows[0]["conversations"]) == 4
+    assert report["lost"]["mask of earlier answers: the trainer learns them again in this row"] == 1
+    lost = exported("eagle")[0]["lost"]
+    assert lost["mask of answers that are not to be learnt: the trainer learns them"] == 1
+
+
 def test_ids_that_text_does_not_give_back_are_counted(make, target):
     good, other = answered(target, 1), answered(target, 2)
     other.input_ids[-2] += 1

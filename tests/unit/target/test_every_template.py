@@ -13,7 +13,7 @@ from scripts.lib.target import turn_format
 from scripts.lib.target.control_tokens import KNOWN
 from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.target.prepare import prepare_target
-from scripts.lib.tokens.samples import from_conversations
+from scripts.lib.tokens.conversations import from_conversations
 from scripts.lib.validated.gates import Gates
 from tests.dialogues import assert_exact, converse, samples_of
 from tests.families import Family, build

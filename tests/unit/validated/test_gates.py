@@ -10,7 +10,7 @@ from scripts.lib.config.model import Validation
 from scripts.lib.core.records import Message, Prompt, Sample
 from scripts.lib.target.model import Target
 from scripts.lib.target.prepare import prepare_target
-from scripts.lib.tokens.samples import from_conversations
+from scripts.lib.tokens.conversations import from_conversations
 from scripts.lib.validated.gates import Gates
 from tests.dialogues import converse, said, samples_of
 from tests.families import FAMILIES, build, target
