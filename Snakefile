@@ -21,6 +21,7 @@ from scripts.lib.config.model import EXPORT_FORMATS
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core.errors import UserError, explain
+from scripts.lib.engines import adapter_for
 from scripts.lib.hidden_states.plan import dry_run as hidden_states_plan
 from scripts.lib.hidden_states.plan import require_engine as require_hidden_states_engine
 from scripts.lib.engines.environment import names as environment_names
@@ -34,6 +35,7 @@ if not workflow.configfiles:
 
 try:
     CONFIG = parse_config(config, ", ".join(map(str, workflow.configfiles)))
+    adapter_for(CONFIG)
     SOURCES = {name: local_files(name, dataset) for name, dataset in CONFIG.datasets.items()}
     EVALUATION_SETS = evaluation_files(CONFIG.selection.decontaminate)
 except UserError as error:

@@ -11,8 +11,8 @@ from scripts import prepare_target, stop_servers
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.engines.sglang import installed_help, mamba_flag
 from scripts.lib.fleet import processes
-from scripts.lib.fleet.launch.sglang import installed_help, mamba_flag
 from scripts.lib.fleet.lease import lease
 from tests.help_options import options, recorded
 from tests.stages.test_fleet import until
@@ -42,11 +42,11 @@ def test_server_generates_reports_its_load_and_leaves_no_scheduler_behind(
         assert len(answer["output_ids"]) == 8
         until(lambda: (held.metrics()[endpoint.url].generated or 0) >= 8)
         until(lambda: held.metrics()[endpoint.url].running == 0)  # this series comes a reading later
-        folder = str(held.meeting.directory)
+        folder = str(held.folder.directory)
         server = processes.marked(folder)
         assert "sglang::scheduler" in {process.name() for process in server}
         # Keeper and replica die at once; the schedulers are the server's children.
-        fleet = held.meeting.read(held.meeting.fleet)
+        fleet = held.folder.read(held.folder.fleet)
         os.kill(fleet["keeper"], signal.SIGKILL)
         os.kill(fleet["servers"][0]["pid"], signal.SIGKILL)
     assert stop_servers.main(["--state", str(state)]) == 0

@@ -69,10 +69,10 @@ def test_job_is_answered_and_nothing_is_left_behind(
         until(lambda: held.metrics()[endpoint.url].running == 0)
         assert before < (held.metrics()[endpoint.url].generated or 0) < before + 2000
 
-        folder = str(held.meeting.directory)
+        folder = str(held.folder.directory)
         server = processes.marked(folder)
         assert any("EngineCore" in process.name() for process in server)
-        fleet = held.meeting.read(held.meeting.fleet)
+        fleet = held.folder.read(held.folder.fleet)
         os.kill(fleet["keeper"], signal.SIGKILL)
         os.kill(fleet["servers"][0]["pid"], signal.SIGKILL)
     assert stop_servers.main(["--state", str(state)]) == 0

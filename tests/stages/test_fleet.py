@@ -19,7 +19,7 @@ from scripts import stop_servers
 from scripts.lib.core import durable
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.fleet import processes
-from scripts.lib.fleet.folder import Meeting
+from scripts.lib.fleet.folder import FleetFolder
 from scripts.lib.fleet.processes import ended
 from scripts.lib.target import embedded
 
@@ -40,7 +40,7 @@ class Run:
         self.folder, self.state = folder, folder / "state"
         self.jobs: list[subprocess.Popen] = []
         durable.write_json(folder / "target" / "target.json", {"context_length": 512})
-        self.meeting = Meeting.of(self.state)
+        self.fleet = FleetFolder.of(self.state)
 
     def configure(self, name: str = "config", kind: str = "llamacpp", endpoints: tuple = (), **launch: object) -> Path:
         settings = {"linger": 0.2, "slots": 2, "threads": 1, **launch}
@@ -67,16 +67,16 @@ class Run:
         keepers = [
             process
             for process in psutil.process_iter(["cmdline", "status"])
-            if str(self.meeting.directory) in (process.info["cmdline"] or [])
+            if str(self.fleet.directory) in (process.info["cmdline"] or [])
             and process.info["status"] != psutil.STATUS_ZOMBIE
         ]
-        return keepers + processes.marked(str(self.meeting.directory))
+        return keepers + processes.marked(str(self.fleet.directory))
 
     def keeper(self) -> int:
-        return self.meeting.read(self.meeting.fleet)["keeper"]
+        return self.fleet.read(self.fleet.fleet)["keeper"]
 
     def servers(self) -> list[dict]:
-        return self.meeting.read(self.meeting.fleet).get("servers", [])
+        return self.fleet.read(self.fleet.fleet).get("servers", [])
 
     def all_gone(self) -> bool:
         return not self.left()
@@ -117,7 +117,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     finally:
         for process in run.left():
             process.kill()
-        shutil.rmtree(run.meeting.directory)
+        shutil.rmtree(run.fleet.directory)
 
 
 def generated(url: str) -> list[int]:
@@ -159,7 +159,7 @@ def test_killed_keeper_leaves_nothing_and_its_job_gets_the_next_one(run: Run) ->
     [[url, incarnation]] = job.ask()
     keeper, before = run.keeper(), run.left()
     os.kill(keeper, signal.SIGKILL)
-    until(lambda: not run.meeting.keeper_lives())
+    until(lambda: not run.fleet.keeper_lives())
     [[new_url, new_incarnation]] = job.ask()
     assert run.keeper() != keeper
     assert new_url == url
@@ -198,7 +198,7 @@ def test_everything_killed_at_once_is_swept_up_by_the_next_keeper(run: Run) -> N
     for process in run.left():
         if process.pid != child.pid:
             process.kill()
-    until(lambda: not run.meeting.keeper_lives())
+    until(lambda: not run.fleet.keeper_lives())
     job.ask()
     until(lambda: ended(child))
 
@@ -240,7 +240,7 @@ def test_keeper_holds_nothing_of_the_job_that_started_it(run: Run) -> None:
     assert os.getsid(keeper.pid) == keeper.pid
     assert keeper.terminal() is None
     leases = [Path(f"/proc/{p.pid}/fd/{fd}") for p in run.left() for fd in os.listdir(f"/proc/{p.pid}/fd")]
-    held = [path for path in leases if path.exists() and path.samefile(run.meeting.leases_lock)]
+    held = [path for path in leases if path.exists() and path.samefile(run.fleet.leases_lock)]
     assert [path.parts[2] for path in held] == [str(keeper.pid)]
     assert stop_servers.main(["--state", str(run.state)]) == 0
 
@@ -385,7 +385,7 @@ def test_a_server_has_its_port_again_though_its_first_start_fails(run: Run) -> N
         requests.post(f"{url}/do/crash", timeout=5)
     until(lambda: run.servers()[0]["status"] == "restarting")
     os.kill(keeper, signal.SIGKILL)
-    until(lambda: not run.meeting.keeper_lives())
+    until(lambda: not run.fleet.keeper_lives())
     [[after, later]] = job.ask()
     assert (after, later > incarnation) == (url, True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from scripts.lib.fleet.folder import Meeting
+from scripts.lib.fleet.folder import FleetFolder
 from scripts.lib.fleet.processes import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,12 +95,12 @@ class Project:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this project: jobs (by their folder), keeper and servers (by where they meet)."""
-        meeting = str(Meeting.of(self.result("state")).directory)
+        fleet = str(FleetFolder.of(self.result("state")).directory)
         found = []
         for process in psutil.process_iter():
             try:
                 words = " ".join([*process.cmdline(), process.environ().get(MARKER, "")])
-                if Path(process.cwd()) == self.folder or str(self.folder) in words or meeting in words:
+                if Path(process.cwd()) == self.folder or str(self.folder) in words or fleet in words:
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue

@@ -76,7 +76,7 @@ class Canary:
         if failure is not None and not any(replies):
             return failure
         facts = self.adapter.read_probe(replies)
-        problem = mismatch(facts, self.config, self.target)
+        problem = mismatch(facts, self.adapter, self.target)
         if problem:
             raise UserError(f"{url}: {problem}")
         return facts
@@ -142,7 +142,7 @@ class Canary:
 
     def _known(self, url: str) -> Path:
         """The file that is there when an endpoint has given the known answer to this run."""
-        model = self.config.engine.served_model or self.config.model.name
+        model = self.config.served_name
         return State(self._state).canaries / digest([url, model, self.target.tokenizer_hash, self.target.template_hash])
 
 
@@ -156,18 +156,16 @@ def degenerate(ids: Sequence[int], eos_ids: frozenset[int]) -> str | None:
     return None
 
 
-def mismatch(facts: EngineFacts, config: Config, target: Target) -> str | None:
+def mismatch(facts: EngineFacts, adapter: Adapter, target: Target) -> str | None:
     """Why an endpoint isn't what the configuration asks for, and what to do; None when it is."""
     if facts.vocab_size is not None and facts.vocab_size != target.vocab_size:
         return (
             f"serves a model with {facts.vocab_size} token ids, the target {target.name} has {target.vocab_size}: "
             "point engine.endpoints at the target model, or correct model.name"
         )
-    wanted = config.engine.served_model or config.model.name
-    if config.engine.kind == "openai":
-        wanted = wanted.partition(":")[0]  # variants such as `:floor` are not listed
-    named = config.engine.kind in ("sglang", "vllm", "openai") and facts.models
-    if named and wanted not in facts.models and wanted not in {model.partition(":")[0] for model in facts.models}:
+    wanted = adapter.listed_model
+    listed = {*facts.models, *(model.partition(":")[0] for model in facts.models)}
+    if adapter.names_its_model and facts.models and wanted not in listed:
         some = ", ".join(facts.models[:5])
         return f"does not serve `{wanted}` but {some}: set engine.served_model to one of them"
     if facts.context_length is not None and facts.context_length <= 64:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from scripts.lib.client.deadline import Deadline
-from scripts.lib.engines.base import EngineMetrics
+from scripts.lib.engines.metrics import EngineMetrics
 
 _DECREASE = 0.7  # after 429, 503, timeouts
 _QUEUE_SHARE = 0.25  # queued over running: a short queue keeps the engine busy

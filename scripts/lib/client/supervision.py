@@ -14,7 +14,7 @@ from scripts.lib.client.transport import Transport
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines.base import Call, EngineFacts, Failure
-from scripts.lib.fleet import health
+from scripts.lib.engines.metrics import MetricNames, read_metrics
 from scripts.lib.fleet.lease import Lease
 
 _LOOK_SECONDS = 1.0
@@ -62,8 +62,8 @@ class Supervisor:
     async def run(self) -> None:
         """Until cancelled. Raises UserError when there is no hope of an endpoint."""
         helpers = [asyncio.create_task(self._follow()), asyncio.create_task(self._watch())]
-        if self.config.engine.endpoints and self.config.engine.kind != "openai":
-            helpers.append(asyncio.create_task(self._poll_metrics()))
+        if self.config.engine.endpoints and (metrics := self.canary.adapter.metrics):
+            helpers.append(asyncio.create_task(self._poll_metrics(metrics)))
         try:
             await asyncio.gather(*helpers)
         finally:
@@ -201,13 +201,12 @@ class Supervisor:
             await asyncio.sleep(_HURRY_SECONDS if self.pool.ramping else _LOOK_SECONDS)
             self.pool.wake()
 
-    async def _poll_metrics(self) -> None:
+    async def _poll_metrics(self, names: MetricNames) -> None:
         """Ask external endpoints for their load; one that doesn't tell is left to its answers."""
-        kind = self.config.engine.kind
         while True:
             for server in self.pool.ready():
-                reply = await self.transport.call_within(_METRICS_SECONDS, server.url, Call("GET", "/metrics"))
+                reply = await self.transport.call_within(_METRICS_SECONDS, server.url, Call("GET", names.path))
                 if not isinstance(reply, Failure) and reply.status == 200:
-                    metrics, mark = health.read_metrics(kind, reply.body.decode("utf-8", "replace"))
+                    metrics, mark = read_metrics(names, reply.body.decode("utf-8", "replace"))
                     self.pool.observe(server.url, metrics, mark)
             await asyncio.sleep(_METRICS_SECONDS)

@@ -200,8 +200,7 @@ class Generation:
                     self.account.save(give_back=True)
 
     def _session(self) -> Transport:
-        engine = self.config.engine
-        return Transport(authorization(engine), through_proxy=engine.kind == "openai")
+        return Transport(authorization(self.config.engine), through_proxy=self.adapter.hosted)
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
         for prompt in read_prompts(self.job.prompts, wanted or (lambda id: id not in self.answers)):

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OPERATIONAL = {"operational": True}
+# The names of `engines.ENGINES`, which says all else about them.
+EngineKind = Literal["llamacpp", "sglang", "vllm", "openai"]
 # The names of `exports.FORMATS`, here for the workflow, which must not import tables and templates to plan.
 EXPORT_FORMATS = ("tokens", "specforge", "messages", "deepspec", "torchspec", "angelslim", "eagle", "datasets")
 
@@ -96,7 +98,6 @@ class Launch(Section):
     mamba_strategy: Literal["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"] | None = Field(
         None, description="SGLang's mamba cache strategy, whatever the installed version calls the flag."
     )
-    reasoning_parser: str | None = None
     dtype: str | None = None
     slots: int = Field(8, gt=0, description="Embedded engine: sequences decoded at once.")
     threads: int = Field(0, ge=0, description="Embedded engine: CPU threads; 0: all cores.")
@@ -130,7 +131,7 @@ class Routing(Section):
 class Engine(Section):
     """The server that runs the target, started here or reached at `endpoints`."""
 
-    kind: Literal["llamacpp", "sglang", "vllm", "openai"] = "llamacpp"
+    kind: EngineKind = "llamacpp"
     endpoints: list[str] = Field(
         default_factory=list,
         description="Base URLs of servers that run already (or of a hosted API). Empty: the project starts its own.",
@@ -455,9 +456,12 @@ class Config(Section):
         for name, dataset in self.datasets.items():
             if dataset.data_class == "B" and dataset.lane not in self.lanes:
                 raise ValueError(f"datasets.{name}.lane: no lane `{dataset.lane}`; there are {', '.join(self.lanes)}")
-        if self.engine.kind == "openai" and not self.engine.endpoints:
-            raise ValueError("engine.endpoints: kind `openai` needs the API's base URL")
         return self
+
+    @property
+    def served_name(self) -> str:
+        """The model name that servers are asked for."""
+        return self.engine.served_model or self.model.name
 
     def by_class(self, data_class: str) -> list[str]:
         """Names of the datasets of class A or B, in order."""

@@ -33,14 +33,15 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
     if stage == "completions":
         assert one is not None
         keys = {"truncation", "truncation_max_tokens", "token_budget", "cost_budget"}
-        engine = {"kind", "served_model", "routing"} if config.engine.kind == "openai" else set()
+        routing = config.engine.routing and config.engine.routing.model_dump(mode="json")
         return {
             "model": target,
             "sampling": config.sampling.model_dump(mode="json"),
             "max_tokens": config.lanes[one.lane].max_tokens,
             "dataset": one.model_dump(mode="json", include=keys),
             "budget": config.budget.model_dump(mode="json"),
-            "engine": config.engine.model_dump(mode="json", include=engine),
+            # Answers of two engines, or of two models under one tokenizer, are not interchangeable.
+            "engine": {"kind": config.engine.kind, "served_model": config.served_name, "routing": routing},
         }
     if stage == "tokens":
         assert one is not None

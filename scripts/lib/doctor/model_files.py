@@ -8,6 +8,7 @@ import orjson
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.doctor.findings import OK, PROBLEM, WARNING, Finding
+from scripts.lib.engines import ENGINES
 from scripts.lib.target import embedded
 from scripts.lib.target.gguf_header import read_header
 
@@ -56,7 +57,7 @@ def check_model(config: Config) -> list[Finding]:
     """The model that the configuration names."""
     if config.engine.endpoints:
         return []
-    name, kind = config.model.name, config.engine.kind
+    name = config.model.name
     path = Path(name)
     if name == embedded.NAME or path.suffix == ".gguf":
         try:
@@ -65,8 +66,9 @@ def check_model(config: Config) -> list[Finding]:
         except (UserError, OSError) as error:
             return [Finding("model", PROBLEM, str(error), "correct model.name, or download the file again")]
         return [Finding("model", OK, f"{path}: {facts.get('general.architecture')}")]
-    if kind == "llamacpp":
-        return [Finding("model", PROBLEM, f"{name}: llama.cpp needs a .gguf file", "name a .gguf file in model.name")]
+    if ENGINES[config.engine.kind].only_gguf:
+        needs = f"{name}: {config.engine.kind} needs a .gguf file"
+        return [Finding("model", PROBLEM, needs, "name a .gguf file in model.name")]
     if path.is_dir():
         return check_folder(path)
     if "/" in name and not path.is_absolute() and len(path.parts) == 2:

@@ -1,4 +1,4 @@
-"""Engine adapters: pure functions between our prompts and each server's wire shapes."""
+"""The kinds of engines: one class each, which holds all that is known of it, and their registry."""
 
 from scripts.lib.config.model import Config
 from scripts.lib.engines.base import Adapter
@@ -7,15 +7,11 @@ from scripts.lib.engines.openai import OpenAI
 from scripts.lib.engines.sglang import SGLang
 from scripts.lib.engines.vllm import VLLM
 
+ENGINES: dict[str, type[Adapter]] = {engine.kind: engine for engine in (LlamaCpp, SGLang, VLLM, OpenAI)}
+
 
 def adapter_for(config: Config) -> Adapter:
-    """The adapter of `engine.kind`."""
-    engine = config.engine
-    served_model = engine.served_model or config.model.name
-    adapters = {
-        "llamacpp": lambda: LlamaCpp(),
-        "sglang": lambda: SGLang(engine, served_model),
-        "vllm": lambda: VLLM(served_model),
-        "openai": lambda: OpenAI(engine, served_model),
-    }
-    return adapters[engine.kind]()
+    """The engine of `engine.kind`. Raises UserError when the configuration asks for what it can't do."""
+    adapter = ENGINES[config.engine.kind](config)
+    adapter.check()
+    return adapter

@@ -5,14 +5,21 @@ An adapter is sans-IO: it turns a `Request` into the `Call` to send and a reply'
 of a table-driven test. The transport moves the bytes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import orjson
 
-from scripts.lib.config.model import Sampling
-from scripts.lib.core.records import Message
+from scripts.lib.config.model import Config, Sampling
+from scripts.lib.core.errors import UserError
+from scripts.lib.engines.launching import ServerPlan
+from scripts.lib.engines.metrics import MetricNames
+
+if TYPE_CHECKING:  # the workflow plans without tables
+    from scripts.lib.core.records import Message
 
 
 @dataclass(slots=True)
@@ -24,7 +31,7 @@ class Request:
     max_tokens: int
     seed: int
     sampling: Sampling
-    messages: list[Message] = field(default_factory=list)  # for APIs that take no ids
+    messages: "list[Message]" = field(default_factory=list)  # for APIs that take no ids
     tools: str | None = None
     stop_ids: Sequence[int] = ()  # ids that end the turn, for engines that go by the model's own list only
 
@@ -84,16 +91,6 @@ class Failure:
 
 
 @dataclass(slots=True, frozen=True)
-class EngineMetrics:
-    """What a server says about its load. None: this engine (or version) does not tell."""
-
-    running: int | None = None  # requests being decoded
-    queued: int | None = None  # requests that wait for a slot
-    kv_usage: float | None = None  # share of the key-value cache in use, 0 to 1
-    generated: int | None = None  # tokens generated since the server started
-
-
-@dataclass(slots=True, frozen=True)
 class EngineFacts:
     """What an endpoint says that it is. None: it does not tell."""
 
@@ -123,16 +120,62 @@ class Reply:
             return None
 
 
-class Adapter(Protocol):
-    """One module of this package: `llamacpp`, `sglang`, `vllm` or `openai`."""
+class Adapter(ABC):
+    """All that the project knows of one kind of engine. A class that says it, and its line in `ENGINES`, add a kind."""
 
-    exact: bool  # takes our prompt ids and answers with the ids that it sampled
+    kind: ClassVar[str]  # its name in the configuration
+    exact: ClassVar[bool]  # takes our prompt ids and answers with the ids that it sampled
+    hosted: ClassVar[bool]  # somebody else's: reached through a proxy, routed, paid by the token; never started here
+    names_its_model: ClassVar[bool]  # its list of models tells whether it serves ours
+    returns_hidden_states: ClassVar[bool]
+    only_gguf: ClassVar[bool]  # reads .gguf files and nothing else
+    environment: ClassVar[str | None]  # the lock in envs/ that its servers are installed from; None: the client's own
+    metrics: ClassVar[MetricNames | None]  # None: it publishes no load
 
-    def request(self, request: Request) -> Call: ...
-    def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure: ...
-    def abort(self, request_id: str) -> Call | None: ...
-    def probe(self) -> list[Call]: ...
-    def read_probe(self, replies: list[Reply | None]) -> EngineFacts: ...
+    def __init__(self, config: Config) -> None:
+        self.config, self.served_model = config, config.served_name
+
+    def check(self) -> None:
+        """Raise UserError when the configuration asks for what this engine can't do."""
+        if self.hosted and not self.config.engine.endpoints:
+            raise UserError(f"engine.endpoints: kind `{self.kind}` needs the API's base URL: it is not started here")
+
+    # --- requests and replies ---
+
+    @abstractmethod
+    def request(self, request: Request) -> Call:
+        """The call that asks for a generation."""
+
+    @abstractmethod
+    def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
+        """What a reply means. `now` is the wall clock (seconds since 1970)."""
+
+    def abort(self, request_id: str) -> Call | None:
+        """The call that ends a request whose client has gone; None where the server notices by itself."""
+        return None
+
+    @abstractmethod
+    def probe(self) -> list[Call]:
+        """The calls that tell what serves there."""
+
+    @abstractmethod
+    def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
+        """What their replies say, one for each call; None where one failed."""
+
+    @property
+    def listed_model(self) -> str:
+        """The served model as the engine's own list names it."""
+        return self.served_model
+
+    # --- servers of our own ---
+
+    def one_token(self) -> Call:
+        """A request for one token of any prompt, by ids as in the run itself: whether a server works."""
+        raise NotImplementedError(f"{self.kind} is never started here")
+
+    def server_plan(self, target_dir: Path) -> ServerPlan:
+        """How one server is started. Raises UserError when the configuration can't be launched."""
+        raise NotImplementedError(f"{self.kind} is never started here")
 
 
 JSON = {"Content-Type": "application/json"}

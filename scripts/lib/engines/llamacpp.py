@@ -5,9 +5,22 @@ Tried on xllamacpp 2026.10.11549: `/completion` takes an id list as `prompt` and
 end-of-turn id when `stop_type` is `eos`. Defaults (top_k 40, top_p .95, min_p .05) apply unless set.
 """
 
-from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.engines import embedded_server
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
 from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, with_flags
+from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, read_object, shown
+from scripts.lib.target import embedded
+from scripts.lib.target.gguf_header import read_header
 
 # Asked for by name, because the full reply repeats all settings and the prompt's text.
 _SEED = "generation_settings/seed"
@@ -15,10 +28,65 @@ _FIELDS = ["tokens", "stop_type", "tokens_evaluated", "tokens_predicted", "model
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
-class LlamaCpp:
-    """Adapter of a llama.cpp server."""
+_CACHE_BYTES = 2  # of one number in the key-value cache: f16, llama.cpp's default
+# Threads that wait must sleep: OpenMP's default is to spin, and then one busy core more (our own clients
+# are enough) makes all of them wait for the one that was preempted. Two threads on two cores with a load
+# of 8: more than 240 s for what takes 21 s with sleeping waits (27 s with one thread).
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+_MEMORY_SHARE = 0.5  # of the free memory that the key-value caches of all replicas may take
 
+
+def weights(name: str) -> Path:
+    """The GGUF file that `model.name` means."""
+    if name == embedded.NAME:
+        return embedded.model_path()
+    path = Path(name).expanduser().absolute()
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    raise UserError(f"model.name: engine kind `llamacpp` needs `{embedded.NAME}` or a .gguf file, not `{name}`")
+
+
+def cache_bytes_per_token(path: Path) -> int:
+    """Bytes that one token takes in the key-value cache, from the GGUF header."""
+    facts = read_header(path)
+
+    def number(key: str) -> int | None:
+        value = facts.get(f"{facts.get('general.architecture')}.{key}")
+        return max(value) if isinstance(value, list) else value
+
+    heads = number("attention.head_count") or 1
+    width = (number("embedding_length") or 0) // heads
+    key, value = number("attention.key_length") or width, number("attention.value_length") or width
+    return (number("block_count") or 0) * (number("attention.head_count_kv") or heads) * (key + value) * _CACHE_BYTES
+
+
+def affordable_slots(wanted: int, context: int, per_token: int, memory: int) -> int:
+    """Slots of `context` tokens whose caches fit `memory` bytes, at most `wanted`.
+
+    Fewer slots and not a shorter context: the context decides which prompts fit, slots only how fast.
+    Returns 0 when not even one fits.
+    """
+    return min(wanted, memory // max(1, per_token * context))
+
+
+class LlamaCpp(Adapter):
+    """A llama.cpp server: the embedded one (xllamacpp, in the client's environment) or a llama-server of one's own."""
+
+    kind = "llamacpp"
     exact = True
+    hosted = False
+    names_its_model = False  # it serves whatever file it has under any name
+    returns_hidden_states = False
+    only_gguf = True
+    environment = None
+    # Read from the /metrics of b11549. tokens_predicted_total moves only when an answer ends.
+    metrics = MetricNames(
+        running=("requests_processing",),
+        queued=("requests_deferred",),
+        kv_usage=("kv_cache_usage_ratio",),
+        generated=("tokens_predicted_total",),
+        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
+    )
 
     def request(self, request: Request) -> Call:
         sampling = request.sampling
@@ -68,9 +136,6 @@ class LlamaCpp:
         )
         return check_ids(request, answer)
 
-    def abort(self, request_id: str) -> Call | None:
-        return None  # the server stops a request whose client has gone
-
     def probe(self) -> list[Call]:
         return [Call("GET", "/v1/models"), Call("GET", "/props")]
 
@@ -87,3 +152,42 @@ class LlamaCpp:
             context_length=as_count(defaults.get("n_ctx")) or as_count(meta.get("n_ctx")) or None,
             weights=as_text(props.get("model_path")),
         )
+
+    def one_token(self) -> Call:
+        return post("/completion", {"prompt": PROBE_IDS, "n_predict": 1, "cache_prompt": False})
+
+    def server_plan(self, target_dir: Path) -> ServerPlan:
+        """Command of one server: `slots` sequences at once, each with the target's context length."""
+        launch = self.config.engine.launch
+        path = weights(self.config.model.name)
+        context = int(durable.read_json(target_dir / "target.json")["context_length"])
+        memory = int(psutil.virtual_memory().available * _MEMORY_SHARE) // launch.replicas
+        per_token = cache_bytes_per_token(path)
+        slots = affordable_slots(launch.slots, context, per_token, memory)
+        if slots == 0:
+            raise UserError(
+                f"{path}: a context of {context} tokens takes {per_token * context / 1e9:.1f} GB, {memory / 1e9:.1f} GB "
+                "of memory may be used: set a smaller model.context_length"
+            )
+        threads = launch.threads or len(os.sched_getaffinity(0))
+        if launch.environment is None:
+            command = [sys.executable, "-P", embedded_server.__file__]
+            ours = {"model": path, "port": PORT, "slots": slots, "context": slots * context, "threads": threads}
+            if launch.flags:
+                raise UserError(
+                    "engine.launch.flags: the embedded server has none: set engine.launch.environment to use "
+                    "a llama-server of your own"
+                )
+            return ServerPlan(with_flags(command, ours, {}), _ENVIRONMENT)
+        command = [environment_program(launch.environment, "llama-server", "llamacpp")]
+        ours = {
+            "model": path,
+            "host": "127.0.0.1",
+            "port": PORT,
+            "parallel": slots,
+            "ctx-size": slots * context,
+            "threads": threads,
+            "jinja": True,
+            "metrics": True,
+        }
+        return ServerPlan(with_flags(command, ours, launch.flags), _ENVIRONMENT)

@@ -10,21 +10,29 @@ from typing import Any
 
 import orjson
 
-from scripts.lib.config.model import Engine
-from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.chat_api import read_choice, reasoning_of, wire_messages
+from scripts.lib.config.model import Config
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.completions_api import read_choice, reasoning_of, wire_messages
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
 _LARGEST_COST = 1e6  # US dollars that no answer costs
 
 
-class OpenAI:
-    """Adapter of an OpenAI-compatible API; endpoints are base URLs that end before `/chat/completions`."""
+class OpenAI(Adapter):
+    """An OpenAI-compatible API; endpoints are base URLs that end before `/chat/completions`."""
 
+    kind = "openai"
     exact = False
+    hosted = True
+    names_its_model = True
+    returns_hidden_states = False
+    only_gguf = False
+    environment = None
+    metrics = None
 
-    def __init__(self, engine: Engine, served_model: str) -> None:
-        self.routing, self.served_model = engine.routing, served_model
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.routing = config.engine.routing
 
     def request(self, request: Request) -> Call:
         sampling = request.sampling
@@ -90,8 +98,9 @@ class OpenAI:
             return f"provider `{provider}` answered though engine.routing.ignore names it"
         return None
 
-    def abort(self, request_id: str) -> Call | None:
-        return None
+    @property
+    def listed_model(self) -> str:
+        return self.served_model.partition(":")[0]  # variants such as `:floor` are not listed
 
     def probe(self) -> list[Call]:
         return [Call("GET", "/models")]

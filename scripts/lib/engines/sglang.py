@@ -6,10 +6,19 @@ turns it off. `sampling_seed` has an effect only with deterministic inference sw
 `input_ids` in place of the rendered messages; `return_token_ids` gives `response_token_ids`.
 """
 
-from scripts.lib.config.model import Engine
-from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.chat_api import read_choice, reasoning_of, stop_id, wire_messages
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+from scripts.lib.config.model import Config
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.completions_api import read_choice, reasoning_of, stop_id, wire_messages
 from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, model_location, with_flags
+from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.engines.values import (
     as_count,
     as_object,
@@ -22,17 +31,77 @@ from scripts.lib.engines.values import (
     shown,
 )
 
+# The mamba strategy's flag, newest name first. 0.5.23 knows only the first one (sglang issue #27418).
+MAMBA_FLAGS = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
+_HELP_SECONDS = 300  # importing SGLang from a cold network disk takes minutes
 
-class SGLang:
-    """Adapter of an SGLang server, or natively of sglang-router in front of several.
+
+@functools.cache
+def installed_help(python: str) -> str:
+    """What `--help` of the installed SGLang prints. Raises UserError with its last lines when it can't run."""
+    command = [python, "-m", "sglang.launch_server", "--help"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_HELP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"`{' '.join(command)}` did not answer within {_HELP_SECONDS} s") from None
+    if done.returncode:
+        last = "\n  ".join(done.stderr.strip().splitlines()[-10:])
+        raise UserError(f"`{' '.join(command)}` failed (run `make doctor`):\n  {last}")
+    return done.stdout
+
+
+def mamba_flag(help_text: str, strategy: str) -> tuple[str, str]:
+    """Flag and value of the mamba cache strategy in the installed version.
+
+    Raises UserError when that version has neither name of the flag, or not this strategy.
+    """
+    for name in MAMBA_FLAGS:
+        found = re.search(rf"--{name}\b(?:[ =]+\{{(?P<choices>[^}}]*)\}})?", help_text)
+        if not found:
+            continue
+        choices = [choice.strip() for choice in (found["choices"] or "").split(",") if choice.strip()]
+        if choices and strategy not in choices:
+            raise UserError(
+                f"engine.launch.mamba_strategy: the installed SGLang knows {', '.join(choices)}, not `{strategy}`"
+            )
+        return name, strategy
+    raise UserError(
+        f"engine.launch.mamba_strategy: the installed SGLang has none of {', '.join('--' + n for n in MAMBA_FLAGS)}: "
+        "leave the setting out or install another version"
+    )
+
+
+class SGLang(Adapter):
+    """An SGLang server, or natively of sglang-router in front of several.
 
     The router (0.3.2) passes on only the chat fields that it knows: not `input_ids`, `rid`, `return_token_ids`.
     """
 
+    kind = "sglang"
     exact = True
+    hosted = False
+    names_its_model = True
+    returns_hidden_states = True
+    only_gguf = False
+    environment = "sglang"
+    metrics = MetricNames(  # read from the /metrics of 0.5.23
+        running=("num_running_reqs",),
+        queued=("num_queue_reqs",),
+        kv_usage=("token_usage",),
+        generated=("generation_tokens_total",),
+        progress=(
+            "generation_tokens_total",
+            "realtime_tokens_total",
+            "num_used_tokens",
+            "token_usage",
+            "gen_throughput",
+            "num_running_reqs",
+        ),
+    )
 
-    def __init__(self, engine: Engine, served_model: str) -> None:
-        self.chat, self.served_model = engine.api == "chat", served_model
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.chat = config.engine.api == "chat"
 
     def request(self, request: Request) -> Call:
         return self._chat_request(request) if self.chat else self._native_request(request)
@@ -164,3 +233,36 @@ class SGLang:
             context_length=(as_count(listed[0].get("max_model_len")) or None) if listed else None,
             weights=as_text(server.get("model_path")),
         )
+
+    def one_token(self) -> Call:
+        return post("/generate", {"input_ids": PROBE_IDS, "sampling_params": {"max_new_tokens": 1}})
+
+    def server_plan(self, target_dir: Path) -> ServerPlan:
+        """Command of one server, in the words of the installed version."""
+        config, launch = self.config, self.config.engine.launch
+        python = environment_program(launch.environment, "python", self.kind)
+        context = int(durable.read_json(target_dir / "target.json")["context_length"])
+        ours: dict[str, object] = {
+            "model-path": model_location(config.model.name),
+            "revision": config.model.revision,
+            "tokenizer-path": config.model.tokenizer,
+            "trust-remote-code": config.model.trust_remote_code,
+            "served-model-name": self.served_model,
+            "host": "127.0.0.1",
+            "port": PORT,
+            "tp-size": launch.tensor_parallel,
+            "dp-size": launch.data_parallel,
+            "context-length": context,
+            "attention-backend": launch.attention_backend,
+            "mem-fraction-static": launch.mem_fraction_static,
+            "max-running-requests": launch.max_running_requests,
+            "dtype": launch.dtype,
+            # Load and hang detection read /metrics, which is 404 without this.
+            "enable-metrics": True,
+        }
+        if launch.gpus_per_replica == 0:
+            ours["device"] = "cpu"
+        if launch.mamba_strategy:
+            flag, strategy = mamba_flag(installed_help(python), launch.mamba_strategy)
+            ours[flag] = strategy
+        return ServerPlan(with_flags([python, "-m", "sglang.launch_server"], ours, launch.flags))

@@ -6,18 +6,34 @@ model's own end of text. A prompt without room for `max_tokens` is answered as f
 request whose client goes away is dropped by the server, there is no abort call.
 """
 
-from scripts.lib.engines.base import Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.chat_api import read_choice, stop_id
+from pathlib import Path
+
+from scripts.lib.core import durable
+from scripts.lib.core.errors import UserError
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.completions_api import read_choice, stop_id
+from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, model_location, with_flags
+from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, of_another, read_ids
 
 
-class VLLM:
-    """Adapter of a vLLM server."""
+class VLLM(Adapter):
+    """A vLLM server."""
 
+    kind = "vllm"
     exact = True
-
-    def __init__(self, served_model: str) -> None:
-        self.served_model = served_model
+    hosted = False
+    names_its_model = True
+    returns_hidden_states = False
+    only_gguf = False
+    environment = "vllm"
+    metrics = MetricNames(  # read from the /metrics of 0.32; the second name of the cache's use is that of older ones
+        running=("num_requests_running",),
+        queued=("num_requests_waiting",),
+        kv_usage=("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+        generated=("generation_tokens_total",),
+        progress=("generation_tokens_total", "prompt_tokens_total", "kv_cache_usage_perc", "num_requests_running"),
+    )
 
     def request(self, request: Request) -> Call:
         sampling = request.sampling
@@ -64,9 +80,6 @@ class VLLM:
         )
         return check_ids(request, answer, choice.get("prompt_token_ids"))
 
-    def abort(self, request_id: str) -> Call | None:
-        return None
-
     def probe(self) -> list[Call]:
         return [Call("GET", "/v1/models"), Call("GET", "/version")]
 
@@ -80,3 +93,33 @@ class VLLM:
             context_length=(as_count(listed[0].get("max_model_len")) or None) if listed else None,
             weights=as_text(listed[0].get("root")) if listed else None,
         )
+
+    def one_token(self) -> Call:
+        return post("/v1/completions", {"model": self.served_model, "prompt": PROBE_IDS, "max_tokens": 1})
+
+    def server_plan(self, target_dir: Path) -> ServerPlan:
+        """Command of one server. Raises UserError for settings that only SGLang has."""
+        config, launch = self.config, self.config.engine.launch
+        for setting in ("attention_backend", "mamba_strategy"):
+            if getattr(launch, setting) is not None:
+                raise UserError(
+                    f"engine.launch.{setting}: is a setting of SGLang: for vLLM use engine.launch.flags, "
+                    "such as `{attention-backend: FLASHINFER}`"
+                )
+        context = int(durable.read_json(target_dir / "target.json")["context_length"])
+        program = environment_program(launch.environment, "vllm", self.kind)
+        ours: dict[str, object] = {
+            "revision": config.model.revision,
+            "tokenizer": config.model.tokenizer,
+            "trust-remote-code": config.model.trust_remote_code,
+            "served-model-name": self.served_model,
+            "host": "127.0.0.1",
+            "port": PORT,
+            "tensor-parallel-size": launch.tensor_parallel,
+            "data-parallel-size": launch.data_parallel,
+            "max-model-len": context,
+            "gpu-memory-utilization": launch.mem_fraction_static,
+            "max-num-seqs": launch.max_running_requests,
+            "dtype": launch.dtype,
+        }
+        return ServerPlan(with_flags([program, "serve", model_location(config.model.name)], ours, launch.flags))

@@ -25,7 +25,7 @@ from scripts.lib.core.locks import Lock
 from scripts.lib.core.provenance import digest
 
 
-def meeting_label() -> str:
+def machine_label() -> str:
     """Name of this machine and, inside Slurm, of the allocation's job and step.
 
     Slurm ends a step's processes with the step, so a keeper can't serve other steps.
@@ -46,7 +46,7 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-class Meeting:
+class FleetFolder:
     """The folder of one run's fleet on this machine (in this allocation)."""
 
     def __init__(self, directory: Path) -> None:
@@ -59,19 +59,19 @@ class Meeting:
         self.stop = directory / "stop"
 
     @classmethod
-    def of(cls, state: Path) -> "Meeting":
-        """The meeting of the run whose state folder is `state`; created when it doesn't exist."""
-        key = digest([os.getuid(), meeting_label(), str(Path(state).resolve())])
+    def of(cls, state: Path) -> "FleetFolder":
+        """The folder of the run whose state folder is `state`; created when it doesn't exist."""
+        key = digest([os.getuid(), machine_label(), str(Path(state).resolve())])
         base = private_directory(Path(tempfile.gettempdir()) / f"drafter-corpus-{os.getuid()}")
         return cls(private_directory(base / key))
 
     def keeper_lives(self) -> bool:
-        """Whether a keeper holds this meeting."""
+        """Whether a keeper holds this folder."""
         with Lock(self.keeper_lock) as lock:
             return not lock.take(shared=True)
 
     def read(self, path: Path) -> dict:
-        """A JSON file of the meeting, {} when it isn't there (yet)."""
+        """A JSON file of the folder, {} when it isn't there (yet)."""
         try:
             return orjson.loads(path.read_bytes())
         except FileNotFoundError:

@@ -1,91 +1,9 @@
-"""Whether a server works: a real generation says that it is ready, token progress that it isn't stuck."""
+"""The clocks that decide about servers: progress that says that one isn't stuck, crashes and leases over time."""
 
-import contextlib
-import math
-import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from scripts.lib.engines.base import EngineMetrics
-
-# Any ids of any vocabulary: what comes out doesn't matter, only that something does.
-_PROBE_IDS = [1, 2, 3]
-
-
-def generation_request(kind: str, served_model: str) -> tuple[str, dict]:
-    """Path and JSON body of a request for one token, by our ids as in the run itself."""
-    if kind == "llamacpp":
-        return "/completion", {"prompt": _PROBE_IDS, "n_predict": 1, "cache_prompt": False}
-    if kind == "sglang":
-        return "/generate", {"input_ids": _PROBE_IDS, "sampling_params": {"max_new_tokens": 1}}
-    return "/v1/completions", {"model": served_model, "prompt": _PROBE_IDS, "max_tokens": 1}
-
-
-# Names of the Prometheus series, without the engine's prefix: the first one present counts. Older
-# versions have other names. Read from the /metrics of llama.cpp b11549, SGLang 0.5.23, vLLM 0.32.
-_SERIES = {
-    "llamacpp": {
-        "running": ["requests_processing"],
-        "queued": ["requests_deferred"],
-        "kv_usage": ["kv_cache_usage_ratio"],
-        "generated": ["tokens_predicted_total"],
-        # tokens_predicted_total moves only when an answer ends.
-        "progress": ["n_decode_total", "prompt_tokens_total", "tokens_predicted_total"],
-    },
-    "sglang": {
-        "running": ["num_running_reqs"],
-        "queued": ["num_queue_reqs"],
-        "kv_usage": ["token_usage"],
-        "generated": ["generation_tokens_total"],
-        "progress": [
-            "generation_tokens_total",
-            "realtime_tokens_total",
-            "num_used_tokens",
-            "token_usage",
-            "gen_throughput",
-            "num_running_reqs",
-        ],
-    },
-    "vllm": {
-        "running": ["num_requests_running"],
-        "queued": ["num_requests_waiting"],
-        "kv_usage": ["kv_cache_usage_perc", "gpu_cache_usage_perc"],
-        "generated": ["generation_tokens_total"],
-        "progress": ["generation_tokens_total", "prompt_tokens_total", "kv_cache_usage_perc", "num_requests_running"],
-    },
-}
-_AVERAGED = {"kv_usage"}
-_LINE = re.compile(r"^\w+:(?P<name>\w+)(?:\{.*\})?\s+(?P<value>\S+)", re.MULTILINE)
-
-
-def read_metrics(kind: str, text: str) -> tuple[EngineMetrics, tuple]:
-    """Load of a server, and a mark that changes whenever it did some work, from its /metrics.
-
-    A series that comes once per data-parallel rank is summed (a share is averaged).
-    """
-    values: dict[str, list[float]] = {}
-    for line in _LINE.finditer(text):
-        with contextlib.suppress(ValueError):
-            number = float(line["value"])
-            if math.isfinite(number):  # what was never measured is NaN
-                values.setdefault(line["name"], []).append(number)
-    wanted = _SERIES[kind]
-
-    def value(field_name: str) -> float | None:
-        for name in wanted[field_name]:
-            if name in values:
-                found = values[name]
-                return sum(found) / len(found) if field_name in _AVERAGED else sum(found)
-        return None
-
-    def whole(field_name: str) -> int | None:
-        number = value(field_name)
-        return None if number is None else int(number)
-
-    metrics = EngineMetrics(
-        running=whole("running"), queued=whole("queued"), kv_usage=value("kv_usage"), generated=whole("generated")
-    )
-    return metrics, tuple(tuple(values.get(name, ())) for name in wanted["progress"])
+from scripts.lib.engines.metrics import EngineMetrics
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """The process that starts the servers, watches them, and ends them when nobody uses them any more.
 
-    python -m scripts.lib.fleet.keeper --meeting FOLDER --lock-descriptor N
+    python -m scripts.lib.fleet.keeper --folder FOLDER --lock-descriptor N
 
 It is started by the first lease, which hands it the lock that makes it the only keeper of its
-meeting. It lives in a session of its own and has nothing of its starter: no terminal, no pipes, no
+folder. It lives in a session of its own and has nothing of its starter: no terminal, no pipes, no
 lease.
 """
 
@@ -19,10 +19,12 @@ from pathlib import Path
 import aiohttp
 
 from scripts.lib.core.locks import Lock
+from scripts.lib.engines.base import Call
+from scripts.lib.engines.launching import ServerPlan
+from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.fleet import health, processes
-from scripts.lib.fleet.folder import Meeting
-from scripts.lib.fleet.launch import ServerPlan
-from scripts.lib.fleet.server import Patience, Server
+from scripts.lib.fleet.folder import FleetFolder
+from scripts.lib.fleet.server import Patience, ServerProcess
 
 _LOOK = 0.25  # seconds between looks at the leases
 _PUBLISH = 1.0  # seconds between writes of the fleet file when nothing but the load changes
@@ -31,19 +33,21 @@ _PUBLISH = 1.0  # seconds between writes of the fleet file when nothing but the 
 class Keeper:
     """Runs the servers of `launch.json` and publishes what they are doing in `fleet.json`."""
 
-    def __init__(self, meeting: Meeting, lock: Lock) -> None:
-        launch = meeting.read(meeting.launch)
-        self.meeting, self.lock = meeting, lock
+    def __init__(self, folder: FleetFolder, lock: Lock) -> None:
+        launch = folder.read(folder.launch)
+        self.folder, self.lock = folder, lock
         self.signature = launch["signature"]
         self.linger = health.Linger(launch["linger"])
         logs = Path(launch["logs"])
+        one_token = Call(**launch["one_token"])
+        metrics = MetricNames(**launch["metrics"])
         self.servers = [
-            Server(
+            ServerProcess(
                 index,
                 ServerPlan(**plan),
-                launch["kind"],
-                launch["served_model"],
-                meeting.directory,
+                one_token,
+                metrics,
+                folder.directory,
                 logs / f"server-{index}.log",
                 Patience(**launch["patience"]),
                 launch["incarnation"],
@@ -61,10 +65,10 @@ class Keeper:
         state = {"keeper": os.getpid(), "signature": self.signature, "servers": servers}
         without_load = {**state, "servers": [{**server, "metrics": None} for server in servers]}
         if without_load != self.published or now - self.published_at >= _PUBLISH:
-            self.meeting.write(self.meeting.fleet, state)
+            self.folder.write(self.folder.fleet, state)
             self.published, self.published_at = without_load, now
             # Cleaners of /tmp go by age.
-            for path in (self.meeting.keeper_lock, self.meeting.leases_lock, self.meeting.launch):
+            for path in (self.folder.keeper_lock, self.folder.leases_lock, self.folder.launch):
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(path)
 
@@ -74,13 +78,13 @@ class Keeper:
         asked = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked.set)
-        left = await asyncio.to_thread(processes.sweep, str(self.meeting.directory))
+        left = await asyncio.to_thread(processes.sweep, str(self.folder.directory))
         if left:
             print(f"killed what an earlier keeper left: processes {', '.join(map(str, left))}", flush=True)
         # trust_env off: a proxy of the environment has no business between us and the loopback interface.
         async with aiohttp.ClientSession(trust_env=False) as session:
             tasks = [asyncio.create_task(server.supervise(session)) for server in self.servers]
-            with Lock(self.meeting.leases_lock) as leases:
+            with Lock(self.folder.leases_lock) as leases:
                 while not asked.is_set():
                     for task in tasks:
                         if task.done() and (problem := task.exception()):
@@ -103,7 +107,7 @@ class Keeper:
         if not leases.in_place() or not self.lock.in_place():
             return True  # somebody removed the folder: nobody can find this keeper any more
         free = leases.take()
-        over = self.linger.over(time.monotonic(), leased=not free, stop_asked=self.meeting.stop.exists())
+        over = self.linger.over(time.monotonic(), leased=not free, stop_asked=self.folder.stop.exists())
         if free and not over:
             leases.release()
         return over
@@ -111,16 +115,16 @@ class Keeper:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.lib.fleet.keeper", description=__doc__)
-    parser.add_argument("--meeting", type=Path, required=True, help="folder where jobs and keeper meet")
+    parser.add_argument("--folder", type=Path, required=True, help="folder where jobs and keeper meet")
     parser.add_argument("--lock-descriptor", type=int, required=True, help="open descriptor of the locked keeper.lock")
     arguments = parser.parse_args(argv)
-    meeting = Meeting(arguments.meeting)
-    meeting.stop.unlink(missing_ok=True)
+    folder = FleetFolder(arguments.folder)
+    folder.stop.unlink(missing_ok=True)
     try:
         # Servers don't inherit it: the lock would outlive this process.
-        asyncio.run(Keeper(meeting, Lock(meeting.keeper_lock, arguments.lock_descriptor)).run())
+        asyncio.run(Keeper(folder, Lock(folder.keeper_lock, arguments.lock_descriptor)).run())
     finally:
-        processes.sweep(str(meeting.directory))
+        processes.sweep(str(folder.directory))
     return 0
 
 

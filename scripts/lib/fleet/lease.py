@@ -6,6 +6,7 @@ event loop call that one in a thread.
 """
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.locks import Lock, hold
 from scripts.lib.core.paths import State
-from scripts.lib.engines.base import EngineMetrics
+from scripts.lib.engines import adapter_for
+from scripts.lib.engines.metrics import EngineMetrics
 from scripts.lib.fleet import launch, tickets
-from scripts.lib.fleet.folder import Meeting, meeting_label
+from scripts.lib.fleet.folder import FleetFolder, machine_label
 from scripts.lib.fleet.replica import with_project
 from scripts.lib.fleet.server import last_lines
 from scripts.lib.fleet.tickets import Ticket
@@ -61,8 +63,8 @@ class Lease:
         self.config, self.target_dir, self.state, self.lane = config, target_dir, state, lane
         self.external = [url.rstrip("/") for url in config.engine.endpoints]
         self.signature = launch.signature(config, target_dir)
-        self.logs = State(state.resolve()).servers / meeting_label()
-        self.meeting = Meeting.of(state)
+        self.logs = State(state.resolve()).servers / machine_label()
+        self.folder = FleetFolder.of(state)
         self._lock: Lock | None = None  # leases.lock, shared
         self._ticket: Ticket | None = None  # counts this lease in its lane
         self._keeper: subprocess.Popen | None = None
@@ -124,7 +126,7 @@ class Lease:
         """Load of each ready server by its URL, at most some seconds old. {} for external endpoints."""
         if self.external:
             return {}
-        servers = self.meeting.read(self.meeting.fleet).get("servers", [])
+        servers = self.folder.read(self.folder.fleet).get("servers", [])
         return {server["url"]: EngineMetrics(**server["metrics"]) for server in servers if server["metrics"]}
 
     def _lane_folder(self) -> Path:
@@ -132,20 +134,20 @@ class Lease:
 
         Leases on external endpoints may be held on many machines, so they meet in the state folder.
         """
-        lanes = State(self.state).leases if self.external else self.meeting.lanes
+        lanes = State(self.state).leases if self.external else self.folder.lanes
         return lanes / urllib.parse.quote(self.lane, safe="")
 
     def _servers(self) -> list[dict]:
         """What the keeper says of its servers, [] while it hasn't said anything. Starts a keeper when there is none."""
         if self._lock is None or not self._lock.in_place():
             self.close()
-            self.meeting = Meeting.of(self.state)
+            self.folder = FleetFolder.of(self.state)
             self.join()
-        if not self.meeting.keeper_lives():
+        if not self.folder.keeper_lives():
             self._check_keeper()
             self._start_keeper()
             return []
-        fleet = self.meeting.read(self.meeting.fleet)
+        fleet = self.folder.read(self.folder.fleet)
         return fleet.get("servers", []) if fleet.get("signature") == self.signature else []
 
     def _warn(self, failed: list[dict]) -> None:
@@ -162,38 +164,39 @@ class Lease:
     def _join_fleet(self) -> bool:
         """Take the shared lock and see that a keeper of our configuration lives or starts. False: try again."""
         # Waits only while a keeper is stopping its servers.
-        self._lock = hold(self.meeting.leases_lock, shared=True)
-        if not self.meeting.keeper_lives():
+        self._lock = hold(self.folder.leases_lock, shared=True)
+        if not self.folder.keeper_lives():
             self._start_keeper()
-        running = self.meeting.read(self.meeting.launch).get("signature")
+        running = self.folder.read(self.folder.launch).get("signature")
         if running in (None, self.signature):
             return True
         # Servers of another configuration: ask their keeper to end as soon as nobody uses them.
-        self.meeting.stop.touch()
+        self.folder.stop.touch()
         self._lock.close()
         self._lock = None
         return False
 
     def _start_keeper(self) -> None:
         """Start a keeper unless somebody else is faster. It inherits the lock that makes it the only one."""
-        with Lock(self.meeting.keeper_lock) as lock:
+        with Lock(self.folder.keeper_lock) as lock:
             if not lock.take():
                 return
             self._starts += 1
             settings = self.config.engine.launch
-            plans = launch.plan(self.config, self.target_dir)
+            adapter = adapter_for(self.config)
+            one_token, plans = adapter.one_token(), launch.plan(self.config, self.target_dir)
             self.logs.mkdir(parents=True, exist_ok=True)
-            # A number that no server of this meeting had before, so that clients see the change.
-            servers = self.meeting.read(self.meeting.fleet).get("servers", [])
+            # A number that no server of this folder had before, so that clients see the change.
+            servers = self.folder.read(self.folder.fleet).get("servers", [])
             incarnation = max((server["incarnation"] for server in servers), default=0)
             ports = {server["index"]: server.get("port", 0) for server in servers}
-            self.meeting.fleet.unlink(missing_ok=True)
-            self.meeting.write(
-                self.meeting.launch,
+            self.folder.fleet.unlink(missing_ok=True)
+            self.folder.write(
+                self.folder.launch,
                 {
                     "signature": self.signature,
-                    "kind": self.config.engine.kind,
-                    "served_model": launch.served_name(self.config),
+                    "one_token": {**dataclasses.asdict(one_token), "body": (one_token.body or b"").decode()},
+                    "metrics": adapter.metrics and dataclasses.asdict(adapter.metrics),
                     "plans": [{"command": plan.command, "env": plan.env} for plan in plans],
                     "incarnation": incarnation,
                     "ports": [ports.get(index, 0) for index in range(len(plans))],
@@ -206,7 +209,7 @@ class Lease:
                     },
                 },
             )
-            arguments = ["--meeting", str(self.meeting.directory), "--lock-descriptor", str(lock.descriptor)]
+            arguments = ["--folder", str(self.folder.directory), "--lock-descriptor", str(lock.descriptor)]
             with open(self.logs / "keeper.log", "ab") as log:
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-m", "scripts.lib.fleet.keeper", *arguments],
@@ -224,7 +227,7 @@ class Lease:
         """Raise UserError when keepers that this lease started don't stay up."""
         if self._keeper is None or self._keeper.poll() is None:
             return
-        died_early = self.meeting.read(self.meeting.fleet).get("keeper") != self._keeper.pid
+        died_early = self.folder.read(self.folder.fleet).get("keeper") != self._keeper.pid
         if died_early or self._starts >= _KEEPER_STARTS:
             log = self.logs / "keeper.log"
             lines = "".join(f"\n  {line}" for line in last_lines(log))

@@ -1,6 +1,6 @@
 """Finding and ending processes that a server left behind.
 
-Everything that a keeper starts carries the meeting's folder in its environment. So whatever session
+Everything that a keeper starts carries the fleet's folder in its environment. So whatever session
 or process group a child moved to, and whoever of its parents was killed, it is found in /proc.
 """
 
@@ -12,7 +12,7 @@ import time
 
 import psutil
 
-MARKER = "DRAFTER_CORPUS_FLEET"  # the meeting's folder
+MARKER = "DRAFTER_CORPUS_FLEET"  # the fleet's folder
 SERVER = "DRAFTER_CORPUS_SERVER"  # index of the server in the fleet
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -31,7 +31,7 @@ def adopt_orphans() -> None:
 
 
 def marked(directory: str, server: int | None = None) -> list[psutil.Process]:
-    """Living processes of a meeting (of one of its servers), zombies and this process not counted."""
+    """Living processes of a fleet (of one of its servers), zombies and this process not counted."""
     found = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
@@ -46,7 +46,7 @@ def marked(directory: str, server: int | None = None) -> list[psutil.Process]:
 
 
 def sweep(directory: str, server: int | None = None, patience: float = 30.0) -> list[int]:
-    """Kill what is left of a meeting (of one server) and wait for its end. Returns the pids that were found.
+    """Kill what is left of a fleet (of one server) and wait for its end. Returns the pids that were found.
 
     Looks again until nothing is left, because a process may fork while the list is made. Those found are
     waited for by their pid: an ending process has no environment any more, but may still hold GPU memory.

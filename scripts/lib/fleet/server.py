@@ -14,9 +14,10 @@ from pathlib import Path
 
 import aiohttp
 
-from scripts.lib.engines.base import EngineMetrics
+from scripts.lib.engines.base import Call
+from scripts.lib.engines.launching import PORT, ServerPlan
+from scripts.lib.engines.metrics import EngineMetrics, MetricNames, read_metrics
 from scripts.lib.fleet import health, processes, replica
-from scripts.lib.fleet.launch import PORT, ServerPlan
 
 _POLL = 0.25  # seconds between looks at a server's process
 _WATCH = 1.0  # seconds between readings of a running server
@@ -58,15 +59,15 @@ def last_lines(path: Path, count: int = _TAIL_LINES) -> list[str]:
     return []
 
 
-class Server:
+class ServerProcess:
     """Supervises one server. `status` is starting, ready, restarting, failed or stopped."""
 
     def __init__(
         self,
         index: int,
         plan: ServerPlan,
-        kind: str,
-        served_model: str,
+        one_token: Call,
+        names: MetricNames,
         directory: Path,
         log: Path,
         patience: Patience,
@@ -74,7 +75,7 @@ class Server:
         port: int = 0,
     ) -> None:
         """`incarnation` is that of the last server in this place, `port` the one that it was ready on, if it was."""
-        self.index, self.plan, self.kind, self.served_model = index, plan, kind, served_model
+        self.index, self.plan, self.one_token, self.names = index, plan, one_token, names
         self.directory, self.log, self.patience = directory, log, patience
         self.incarnation, self.port = incarnation, port
         self._failed_starts = 0  # since it was ready last
@@ -227,10 +228,12 @@ class Server:
             request.cancel()
 
     async def _generate(self, session: aiohttp.ClientSession, seconds: float) -> bool:
-        path, body = health.generation_request(self.kind, self.served_model)
+        call = self.one_token
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with session.post(self.url + path, json=body, timeout=timeout) as answer:
+            async with session.request(
+                call.method, self.url + call.path, data=call.body, headers=call.headers, timeout=timeout
+            ) as answer:
                 await answer.read()
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
@@ -240,9 +243,9 @@ class Server:
         """The server's load; (None, ()) when it doesn't answer."""
         timeout = aiohttp.ClientTimeout(total=_METRICS_SECONDS)
         try:
-            async with session.get(self.url + "/metrics", timeout=timeout) as answer:
+            async with session.get(self.url + self.names.path, timeout=timeout) as answer:
                 if answer.status != 200:
                     return None, ()
-                return health.read_metrics(self.kind, await answer.text())
+                return read_metrics(self.names, await answer.text())
         except (aiohttp.ClientError, TimeoutError):
             return None, ()

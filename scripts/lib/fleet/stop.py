@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scripts.lib.core.paths import State
 from scripts.lib.fleet import processes, tickets
-from scripts.lib.fleet.folder import Meeting
+from scripts.lib.fleet.folder import FleetFolder
 
 _POLL = 0.1
 
@@ -17,16 +17,16 @@ def stop_servers(state: Path, patience: float, say: Callable[[str], None]) -> No
     Jobs that still hold a lease keep them: then it returns at once. What a killed keeper left behind
     is killed. Waits at most `patience` seconds.
     """
-    meeting = Meeting.of(state)
+    folder = FleetFolder.of(state)
     end = time.monotonic() + patience
-    while meeting.keeper_lives():
-        if using := tickets.live(meeting.lanes):
+    while folder.keeper_lives():
+        if using := tickets.live(folder.lanes):
             say(f"the servers stay up: {len(using)} jobs are using them")
             return
-        meeting.stop.touch()
+        folder.stop.touch()
         if time.monotonic() > end:
             say(f"the servers did not end within {patience:.0f} s; their logs: {State(state).servers}")
             return
         time.sleep(_POLL)
-    if left := processes.sweep(str(meeting.directory)):
+    if left := processes.sweep(str(folder.directory)):
         say(f"killed what a dead keeper had left: processes {', '.join(map(str, left))}")

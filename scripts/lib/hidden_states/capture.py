@@ -20,11 +20,10 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.units import duration
 from scripts.lib.engines.base import Failure, Reply, Request
-from scripts.lib.engines.sglang import SGLang
-from scripts.lib.fleet.launch import environment_program, served_name
-from scripts.lib.fleet.launch.sglang import installed_help
+from scripts.lib.engines.launching import environment_program
+from scripts.lib.engines.sglang import SGLang, installed_help
 from scripts.lib.fleet.lease import Lease, lease
-from scripts.lib.hidden_states.plan import Capture, with_flags
+from scripts.lib.hidden_states.plan import Capture, capturing
 from scripts.lib.hidden_states.store import Row, Store, Stored
 from scripts.lib.hidden_states.wire import INFO, read_states, server_problem, states_call, states_request
 from scripts.lib.target.model import Target
@@ -48,14 +47,14 @@ def prepare(config: Config, capture: Capture) -> Config:
     Endpoints that run already keep only those that were started for this capture.
     """
     if not config.engine.endpoints:
-        python = environment_program(config.engine.launch.environment, "python", "sglang")
+        python = environment_program(config.engine.launch.environment, "python", SGLang.kind)
         text = installed_help(python)
         missing = [
             f"--{name}" for name, value in capture.flags.items() if value is not None and f"--{name}" not in text
         ]
         if missing:
             raise UserError(f"{python}: the installed SGLang does not know {', '.join(missing)}: 0.5.23 does")
-        return with_flags(config, capture)
+        return capturing(config, capture)
     problems = asyncio.run(_problems(config, capture))
     fit = [url for url, problem in problems.items() if problem is None]
     if not fit:
@@ -108,7 +107,8 @@ class Pass:
     async def _run(self, held: Lease) -> None:
         settings, ceiling = self.config.transport, self.config.hidden_states.concurrency
         require_descriptors(ceiling)
-        self.adapter = SGLang(self.config.engine.model_copy(update={"api": "native"}), served_name(self.config))
+        native = self.config.engine.model_copy(update={"api": "native"})
+        self.adapter = SGLang(self.config.model_copy(update={"engine": native}))
         self.begun = time.monotonic()
         self.pool = Pool(ceiling, time.monotonic, settings.ramp_per_second, settings.idle_seconds)
         self.backlog: Backlog[Piece] = Backlog(self._pieces(self.missing), time.monotonic, 2 * ceiling)
@@ -182,7 +182,7 @@ class Pass:
         if isinstance(states, Failure):
             return states
         facts = self.supervisor.facts
-        engine = f"sglang {facts.version}" if facts and facts.version else "sglang"
+        engine = f"{SGLang.kind} {facts.version}" if facts and facts.version else SGLang.kind
         return self.store.write(row, {**self.store.part(row), self.capture.tensor: states}, engine)
 
     async def _failed(self, piece: Piece, server: Server, request_id: str, failure: Failure) -> float | None:

@@ -179,7 +179,7 @@ def _manifest(
         },
         "target": target.provenance(),
         "engine": {
-            "kind": "sglang",
+            "kind": config.engine.kind,
             "versions": sorted({file.engine for file in files}),
             "launch": launch,
             "flags": flags,

@@ -13,6 +13,8 @@ from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
+from scripts.lib.engines import ENGINES
+from scripts.lib.engines.launching import merged_flags
 from scripts.lib.target import embedded, gguf_header
 
 DTYPE = "bfloat16"
@@ -61,10 +63,11 @@ class Plan:
 
 def require_engine(config: Config) -> None:
     """Raise UserError when the configured engine returns no hidden states."""
-    if config.engine.kind != "sglang":
+    if not ENGINES[config.engine.kind].returns_hidden_states:
+        able = ", ".join(f"`{kind}`" for kind, engine in ENGINES.items() if engine.returns_hidden_states)
         raise UserError(
-            f"engine.kind: hidden states come from SGLang, not from `{config.engine.kind}`: "
-            "give hidden_states a configuration whose engine is `sglang`"
+            f"engine.kind: hidden states come from {able}, not from `{config.engine.kind}`: "
+            "give hidden_states a configuration with that engine"
         )
 
 
@@ -131,11 +134,10 @@ def _shape(values: dict[str, Any], column: int, where: str) -> Shape:
     return Shape(**found)
 
 
-def with_flags(config: Config, capture: Capture) -> Config:
+def capturing(config: Config, capture: Capture) -> Config:
     """The configuration whose servers return these states: the capture's flags over the user's."""
     launch = config.engine.launch
-    users = {name.lstrip("-").replace("_", "-"): value for name, value in launch.flags.items()}
-    launch = launch.model_copy(update={"flags": users | capture.flags})
+    launch = launch.model_copy(update={"flags": merged_flags(launch.flags, capture.flags)})
     return config.model_copy(update={"engine": config.engine.model_copy(update={"launch": launch})})
 
 
@@ -152,7 +154,8 @@ def size_line(plan: Plan, samples: int, tokens: int, about: bool = False) -> str
 def dry_run(config: Config, training: Path | str) -> str:
     """`size_line` from the manifest's totals alone, or why there is none yet. Asks no network, raises nothing."""
     name = config.model.name
-    if config.engine.kind == "sglang" and not (name == embedded.NAME or Path(name).expanduser().exists()):
+    able = ENGINES[config.engine.kind].returns_hidden_states
+    if able and not (name == embedded.NAME or Path(name).expanduser().exists()):
         return "hidden states: the size is told when the job begins"
     try:
         plan = make_plan(config)

@@ -120,7 +120,7 @@ def test_text_answers_are_judged_by_their_text(canary):
 )
 def test_what_serves_must_be_what_was_asked_for(facts, engine, says):
 
-    found = mismatch(facts, config(**engine), TARGET)
+    found = mismatch(facts, adapter_for(config(**engine)), TARGET)
     assert (found is None) if says is None else re.search(says, found)
 
 

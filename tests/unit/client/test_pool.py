@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from scripts.lib.client.pool import Pool
-from scripts.lib.engines.base import EngineMetrics
+from scripts.lib.engines.metrics import EngineMetrics
 
 
 class Clock:

@@ -19,7 +19,8 @@ from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Engine, Sampling
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines import adapter_for
-from scripts.lib.engines.base import Answer, Call, EngineMetrics, Failure, Reply, Request
+from scripts.lib.engines.base import Answer, Call, Failure, Reply, Request
+from scripts.lib.engines.metrics import EngineMetrics
 from tests.fault_server.server import FaultServer, Settings
 
 CONFIG = parse_config({"engine": {"kind": "sglang"}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")

@@ -38,7 +38,6 @@ def changed(**sections):
             {"datasets": {"a": {"class": "B", "source": "x", "truncation": "retry"}}},
             "truncation `retry` needs `truncation_max_tokens`",
         ),
-        ({"engine": {"kind": "openai"}}, "engine.endpoints: kind `openai` needs the API's base URL"),
         ({"engine": {"endpoints": ["http://.farm:80"]}}, "`http://.farm:80` is not the base URL of a server"),
         ({"engine": {"endpoints": ["http://farm/ż"]}}, "`http://farm/ż` is not the base URL of a server"),
         ({"datasets": {}}, "needs at least one dataset"),

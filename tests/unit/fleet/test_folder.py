@@ -9,7 +9,7 @@ import pytest
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.locks import Lock, hold
 from scripts.lib.fleet import tickets
-from scripts.lib.fleet.folder import Meeting, private_directory
+from scripts.lib.fleet.folder import FleetFolder, private_directory
 from scripts.lib.fleet.tickets import Ticket
 
 
@@ -25,13 +25,13 @@ def test_key_is_the_results_folder_the_machine_and_the_allocation(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (temporary / "link").symlink_to(temporary / "state")
-    plain = Meeting.of(temporary / "state").directory
-    assert Meeting.of(temporary / "link").directory == plain
-    assert Meeting.of(temporary / "other").directory != plain
+    plain = FleetFolder.of(temporary / "state").directory
+    assert FleetFolder.of(temporary / "link").directory == plain
+    assert FleetFolder.of(temporary / "other").directory != plain
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    job = Meeting.of(temporary / "state").directory
+    job = FleetFolder.of(temporary / "state").directory
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    assert len({plain, job, Meeting.of(temporary / "state").directory}) == 3
+    assert len({plain, job, FleetFolder.of(temporary / "state").directory}) == 3
     assert oct(plain.stat().st_mode & 0o777) == "0o700"
     assert oct(plain.parent.stat().st_mode & 0o777) == "0o700"
 
@@ -55,30 +55,30 @@ def test_folder_of_another_user_is_refused(temporary: Path, monkeypatch: pytest.
 
 
 def test_keeper_lives_while_its_lock_is_held(temporary: Path) -> None:
-    meeting = Meeting.of(temporary / "state")
-    assert not meeting.keeper_lives()
-    with hold(meeting.keeper_lock):
-        assert meeting.keeper_lives()
-    assert not meeting.keeper_lives()
+    folder = FleetFolder.of(temporary / "state")
+    assert not folder.keeper_lives()
+    with hold(folder.keeper_lock):
+        assert folder.keeper_lives()
+    assert not folder.keeper_lives()
 
 
 def test_emptied_folder_is_noticed(temporary: Path) -> None:
-    meeting = Meeting.of(temporary / "state")
-    with Lock(meeting.leases_lock) as lock:
+    folder = FleetFolder.of(temporary / "state")
+    with Lock(folder.leases_lock) as lock:
         assert lock.in_place()
-        meeting.leases_lock.unlink()
+        folder.leases_lock.unlink()
         assert not lock.in_place()
-        meeting.leases_lock.touch()
+        folder.leases_lock.touch()
         assert not lock.in_place()
 
 
-def test_files_of_the_meeting_are_replaced_whole(temporary: Path) -> None:
-    meeting = Meeting.of(temporary / "state")
-    assert meeting.read(meeting.fleet) == {}
-    meeting.write(meeting.fleet, {"servers": [1]})
-    meeting.write(meeting.fleet, {"servers": []})
-    assert meeting.read(meeting.fleet) == {"servers": []}
-    assert sorted(path.name for path in meeting.directory.iterdir()) == ["fleet.json"]
+def test_files_of_the_folder_are_replaced_whole(temporary: Path) -> None:
+    folder = FleetFolder.of(temporary / "state")
+    assert folder.read(folder.fleet) == {}
+    folder.write(folder.fleet, {"servers": [1]})
+    folder.write(folder.fleet, {"servers": []})
+    assert folder.read(folder.fleet) == {"servers": []}
+    assert sorted(path.name for path in folder.directory.iterdir()) == ["fleet.json"]
 
 
 def test_tickets_of_the_dead_are_removed(tmp_path: Path) -> None:

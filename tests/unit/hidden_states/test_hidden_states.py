@@ -18,10 +18,10 @@ from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.engines.base import Failure, Reply
+from scripts.lib.engines.launching import with_flags
 from scripts.lib.engines.sglang import SGLang
-from scripts.lib.fleet.launch import with_flags as command_with_flags
 from scripts.lib.hidden_states import choice, tensor_file, wire
-from scripts.lib.hidden_states.plan import dry_run, make_plan, size_line, with_flags
+from scripts.lib.hidden_states.plan import capturing, dry_run, make_plan, size_line
 from scripts.lib.hidden_states.store import Row, Store, file_name
 from scripts.lib.hidden_states.tensor_file import Damaged, NotBfloat16, pack, to_bfloat16
 from scripts.lib.training.reader import Corpus
@@ -82,7 +82,7 @@ def test_sizes_inside_text_config_and_gguf(configured):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "llamacpp"}, "engine.kind: hidden states come from SGLang, not from `llamacpp`"),
+        ({"kind": "llamacpp"}, "engine.kind: hidden states come from `sglang`, not from `llamacpp`"),
         ({"layers": [2, 32]}, r"hidden_states.layers: \[2, 32\] are not ascending numbers from 1 to 31"),
         ({"model": {"hidden_size": 8, "num_hidden_layers": 5}}, r"hidden_states.layers: \[2, 2, 2\] are not ascending"),
         ({"model": {"hidden_size": 8}}, "config.json: does not tell num_hidden_layers"),
@@ -101,7 +101,7 @@ def test_flags_of_the_capture_win_over_the_users(configured):
     flags = {"chunked_prefill_size": 4096, "--speculative-draft-model-path": "draft", "max-total-tokens": 9}
     config = configured(flags=flags)
     plan = make_plan(config)
-    aux, last = (command_with_flags([], {}, with_flags(config, c).engine.launch.flags) for c in plan.captures)
+    aux, last = (with_flags([], {}, capturing(config, c).engine.launch.flags) for c in plan.captures)
     assert " ".join(aux) == (
         "--chunked-prefill-size -1 --max-total-tokens 9 --disable-radix-cache --enable-return-aux-hidden-states "
         "--speculative-algorithm EAGLE3 --return-aux-hidden-state-layer-ids 1 15 28"
@@ -219,7 +219,7 @@ def reply(states, tokens=3, status=200, **meta):
 def read(answer, tokens=3):
     config = parse_config({"engine": {"kind": "sglang"}, "datasets": {"a": {"class": "B", "source": "x"}}}, "test")
     request = wire.states_request("r", np.arange(1, tokens + 1))
-    return wire.read_states(SGLang(config.engine, "m"), request, WIDTH, "s1", answer, 0.0)
+    return wire.read_states(SGLang(config), request, WIDTH, "s1", answer, 0.0)
 
 
 GOOD = [[1.0, -2.5, 0.0, 3e-39 * 0], [-0.0, 2.0**-133, 22400.0, 1], [0.5, 0.25, 0.125, -7]]
