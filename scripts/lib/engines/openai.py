@@ -55,7 +55,7 @@ class OpenAI(Adapter):
         if sampling.repetition_penalty != 1.0:
             body["repetition_penalty"] = sampling.repetition_penalty
         if request.tools:
-            body["tools"] = orjson.loads(request.tools)
+            body["tools"] = orjson.Fragment(request.tools)  # as it is: its numbers may have any size
         if self.routing is not None:
             body["provider"] = self.routing.model_dump(exclude_none=True)
         return post("/chat/completions", body)

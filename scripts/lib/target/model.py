@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.target import output
 from scripts.lib.target.byte_level import token_bytes
@@ -150,8 +151,8 @@ class Target:
         conversation = [message.for_template() for message in messages]
         calls = any("tool_calls" in message for message in conversation)
         try:
-            parsed_tools = orjson.loads(tools) if tools else None
-            variables = orjson.loads(template_kwargs) if template_kwargs else {}
+            parsed_tools = read_json(tools) if tools else None
+            variables = read_json(template_kwargs) if template_kwargs else {}
             apply = functools.partial(self._apply, tools=parsed_tools, generation_prompt=generation_prompt, **variables)
             return self._apply_with_calls(conversation, apply) if calls else apply(conversation)
         except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
@@ -246,8 +247,8 @@ def _parsed_call(call: dict) -> dict:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": orjson.loads(function["arguments"])}}
-    except orjson.JSONDecodeError:
+        return {**call, "function": {**function, "arguments": read_json(function["arguments"])}}
+    except NotJson:
         return call  # arguments that a model garbled stay text
 
 

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import orjson
-
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.prompts.defects import Defect
 
 # Far beyond any prompt; what keeps a file without line breaks from filling the memory.
@@ -105,18 +104,11 @@ class _Zstandard(io.RawIOBase):
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value of a JSON text. Raises Defect `broken_json`.
-
-    What orjson refuses but people's files hold (NaN, lone surrogates) is left to the standard library, so that
-    cleaning can name it.
-    """
+    """The value of a JSON text. Raises Defect `broken_json`."""
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
-            raise Defect("broken_json", str(error)) from None
+        return read_json(data)
+    except NotJson as error:
+        raise Defect("broken_json", str(error)) from None
 
 
 def _lines(name: str, stream: io.BufferedReader) -> Iterator[Row]:

@@ -6,8 +6,7 @@ An unknown role or content is a defect: templates would drop such a turn, or ren
 import re
 from typing import Any
 
-import orjson
-
+from scripts.lib.core.exact_json import NotJson, json_text, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
 
@@ -78,8 +77,8 @@ def to_messages(turns: Any, role_key: str | None = None, content_key: str | None
 def _parse_list(text: str) -> Any:
     """A conversation that a CSV cell or a careless export holds as JSON text."""
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return read_json(text)
+    except NotJson:
         raise Defect("bad_messages", "the conversation is a text that is not JSON") from None
 
 
@@ -149,8 +148,8 @@ def _calls(value: Any) -> str:
     if isinstance(value, str):
         tagged = _CALL_TAG.fullmatch(value)
         try:
-            value = orjson.loads(tagged[2] if tagged else value)
-        except orjson.JSONDecodeError:
+            value = read_json(tagged[2] if tagged else value)
+        except NotJson:
             raise Defect("bad_tool_call", f"not JSON: {value[:60]!r}") from None
     calls = value if isinstance(value, list) else [value]
     normalised = []
@@ -171,8 +170,8 @@ def to_tools(value: Any) -> str | None:
         if not value.strip():
             return None
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            value = read_json(value)
+        except NotJson:
             raise Defect("bad_tools", "the tools are a text that is not JSON") from None
     if not value:
         return None
@@ -186,8 +185,8 @@ def to_tools(value: Any) -> str | None:
 
 def _json_text(value: Any) -> str:
     try:
-        return orjson.dumps(value).decode()
-    except TypeError as error:  # bytes and dates of Parquet, lone surrogates
+        return json_text(value)
+    except NotJson as error:  # bytes of Parquet, NaN, lone surrogates
         raise Defect("unknown_content", f"tools that are not JSON: {error}") from None
 
 
