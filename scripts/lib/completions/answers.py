@@ -7,8 +7,6 @@ they cost money. A resume reads all three by id.
 """
 
 import hashlib
-import os
-import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -359,7 +357,4 @@ def link(source: Path, output: Path) -> None:
     if output.exists() and output.samefile(source):
         return
     with durable.replacing(output) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
+        durable.link_or_copy(source, temporary)

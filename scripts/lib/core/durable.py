@@ -53,6 +53,20 @@ def replacing(path: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Make `destination` hold what `source` does: a hard link where there are any, or a copy with the same mode.
+
+    Other file systems, FAT, object stores and several network file systems have none between these two places, and
+    each says so with an errno of its own. What stands in the way of a copy as well is raised.
+    """
+    destination.unlink(missing_ok=True)  # it may be a link itself: a copy would then overwrite the file that it shares
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+        shutil.copymode(source, destination)
+
+
 def remove_remains(path: Path | str) -> None:
     """Remove what killed writers of `path` left, by a writer who is the only one."""
     path = Path(path)
@@ -74,14 +88,17 @@ def write_json(path: Path | str, value: object) -> None:
 def read_json(path: Path | str) -> dict:
     """Read a JSON object that `write_json` wrote.
 
-    Raises UserError when the file is missing or is not JSON.
+    Raises UserError when the file is missing or holds something else.
     """
     try:
-        return orjson.loads(Path(path).read_bytes())
+        value = orjson.loads(Path(path).read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except orjson.JSONDecodeError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return value
 
 
 def sha256_file(path: Path | str) -> str:

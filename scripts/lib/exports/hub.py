@@ -1,7 +1,5 @@
 """A Hugging Face `datasets` folder: the corpus' own parts under data/ and a card, ready to push to the hub."""
 
-import os
-import shutil
 from pathlib import Path
 
 import yaml
@@ -20,11 +18,8 @@ def export(corpus: Corpus, target: Target, folder: Path, report: Report) -> None
     parts = corpus.manifest.parts
     for number, part in enumerate(parts):
         name = f"data/train-{number:05d}-of-{len(parts):05d}.parquet"
-        try:
-            os.link(corpus.directory / part.file, folder / name)
-        except OSError:  # another file system
-            shutil.copyfile(corpus.directory / part.file, folder / name)
-            durable.fsync_file(folder / name)
+        durable.link_or_copy(corpus.directory / part.file, folder / name)
+        durable.fsync_file(folder / name)
         report.files.append(name)
         report.read += part.rows
         report.rows += part.rows

@@ -5,9 +5,7 @@ are hard links where the file system allows (they never change, and removing one
 other), copies elsewhere; every byte is checked before a backup counts as good.
 """
 
-import errno
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,7 +18,6 @@ from scripts.lib.stores import File, FileStore, TransferError
 from scripts.lib.training import manifest, versions
 
 RECORD = "backup.json"
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(slots=True)
@@ -100,17 +97,7 @@ def place(source: Path, destination: Path, whole: manifest.Manifest) -> None:
         durable.require_free_space(destination, sum(part.bytes for part in wanted), "the copy of the corpus")
     for name in [*(part.file for part in wanted), manifest.MANIFEST]:
         with durable.replacing(destination / name) as temporary:
-            _link_or_copy(source / name, temporary)
-
-
-def _link_or_copy(source: Path, destination: Path) -> None:
-    try:
-        os.link(source, destination)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        shutil.copyfile(source, destination)
-        shutil.copymode(source, destination)
+            durable.link_or_copy(source / name, temporary)
 
 
 def all_backups(backups: Path) -> list[Snapshot]:

@@ -72,7 +72,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read `directory`/manifest.json. Raises UserError when it is missing, broken or of a newer schema."""
     path = directory / MANIFEST
     values = durable.read_json(path)
-    found = values.get("schema_version") if isinstance(values, dict) else None
+    found = values.get("schema_version")
     if found != SCHEMA_VERSION:
         raise UserError(f"{path}: has schema version {found}, this code reads {SCHEMA_VERSION}")
     try:

@@ -50,6 +50,47 @@ def test_read_json_says_what_is_wrong(tmp_path):
     (tmp_path / "broken").write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         durable.read_json(tmp_path / "broken")
+    for text in ("[]", "null", '"a"', "7"):
+        (tmp_path / "other").write_text(text)
+        with pytest.raises(UserError, match="other: not a JSON object"):
+            durable.read_json(tmp_path / "other")
+
+
+def test_a_link_where_there_are_links(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    durable.link_or_copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").samefile(tmp_path / "b")
+
+
+# What link(2) gives on ext4 with another device, FAT and s3fs, CIFS, gcsfuse, some FUSE, Android, full directories.
+@pytest.mark.parametrize("name", ["EXDEV", "EPERM", "EOPNOTSUPP", "ENOSYS", "EINVAL", "EACCES", "EMLINK"])
+def test_a_copy_of_the_same_mode_where_there_are_none(tmp_path, monkeypatch, name):
+    (tmp_path / "a").write_bytes(b"abc")
+    (tmp_path / "a").chmod(0o440)
+
+    def refuse(*_):
+        raise OSError(getattr(errno, name), "refused")
+
+    monkeypatch.setattr(os, "link", refuse)
+    durable.link_or_copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"abc"
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o440
+    with pytest.raises(FileNotFoundError):
+        durable.link_or_copy(tmp_path / "absent", tmp_path / "c")
+
+
+def test_a_copy_never_writes_through_a_link_that_a_killed_writer_left(tmp_path, monkeypatch):
+    (tmp_path / "older").write_bytes(b"older")
+    os.link(tmp_path / "older", tmp_path / "left")
+    (tmp_path / "a").write_bytes(b"abc")
+
+    def refuse(*_):
+        raise OSError(errno.EXDEV, "refused")
+
+    monkeypatch.setattr(os, "link", refuse)
+    durable.link_or_copy(tmp_path / "a", tmp_path / "left")
+    assert (tmp_path / "older").read_bytes() == b"older"
+    assert (tmp_path / "left").read_bytes() == b"abc"
 
 
 def test_sha256_and_free_space(tmp_path):

@@ -107,7 +107,7 @@ def test_verify_finds_it(training, spoil, message):
         ("{", "not valid JSON"),
         ('{"schema_version": 99}', "has schema version 99, this code reads 1"),
         ('{"schema_version": 1}', "not a manifest of ours"),
-        ("[]", "has schema version None"),
+        ("[]", "not a JSON object"),
     ],
 )
 def test_unreadable_manifests(tmp_path, text, message):
