@@ -9,7 +9,7 @@ import pytest
 
 from scripts import create_environment
 from scripts.lib.core.provenance import PROJECT
-from scripts.lib.target import embedded
+from scripts.lib.target.location import embedded_model
 
 ENVIRONMENTS = PROJECT / ".venvs"
 
@@ -37,7 +37,7 @@ def model_folder(sglang_environment: Path) -> Path:
     if not folder.exists():
         unfinished = folder.with_name(f".smollm2.{os.getpid()}")
         script = Path(__file__).with_name("gguf_to_folder.py")
-        subprocess.run([sglang_environment / "bin" / "python", script, embedded.model_path(), unfinished], check=True)
+        subprocess.run([sglang_environment / "bin" / "python", script, embedded_model(), unfinished], check=True)
         unfinished.rename(folder)
     return folder
 

@@ -21,7 +21,7 @@ from scripts.lib.core.provenance import PROJECT
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.folder import FleetFolder
 from scripts.lib.fleet.processes import ended
-from scripts.lib.target import embedded
+from scripts.lib.target.location import embedded_model
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> object:
@@ -303,7 +303,7 @@ def test_failed_start_shows_the_servers_last_lines(run: Run) -> None:
 
 def test_broken_model_file_fails_with_the_engines_own_words(run: Run) -> None:
     broken = run.folder / "broken.gguf"
-    broken.write_bytes(embedded.model_path().read_bytes()[:20_000_000])
+    broken.write_bytes(embedded_model().read_bytes()[:20_000_000])
     config = run.configure(crash_budget=0)
     settings = durable.read_json(config)
     durable.write_json(config, settings | {"model": {"name": str(broken)}})

@@ -10,9 +10,9 @@ import pytest
 
 ENGINE = """
 import threading, xllamacpp as xlc
-from scripts.lib.target.embedded import model_path
+from scripts.lib.target.location import embedded_model
 parameters = xlc.CommonParams()
-parameters.model.path = str(model_path())
+parameters.model.path = str(embedded_model())
 parameters.n_parallel, parameters.n_ctx, parameters.port = 8, 8 * 1024, 0
 parameters.cont_batching = parameters.use_jinja = parameters.endpoint_metrics = True
 server = xlc.Server(parameters)

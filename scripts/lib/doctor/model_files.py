@@ -9,8 +9,8 @@ from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.doctor.findings import OK, PROBLEM, WARNING, Finding
 from scripts.lib.engines import ENGINES
-from scripts.lib.target import embedded
-from scripts.lib.target.gguf_header import read_header
+from scripts.lib.target.gguf import read_header
+from scripts.lib.target.location import ModelLocation
 
 _INDEX = "model.safetensors.index.json"
 
@@ -58,28 +58,23 @@ def check_model(config: Config) -> list[Finding]:
     if config.engine.endpoints:
         return []
     name = config.model.name
-    path = Path(name)
-    if name == embedded.NAME or path.suffix == ".gguf":
-        try:
-            path = embedded.model_path() if name == embedded.NAME else path
-            facts = read_header(path)
-        except (UserError, OSError) as error:
-            return [Finding("model", PROBLEM, str(error), "correct model.name, or download the file again")]
-        return [Finding("model", OK, f"{path}: {facts.get('general.architecture')}")]
+    location = ModelLocation(name)
+    try:
+        if location.gguf:
+            facts = read_header(location.gguf)
+            return [Finding("model", OK, f"{location.gguf}: {facts.get('general.architecture')}")]
+    except (UserError, OSError) as error:
+        return [Finding("model", PROBLEM, str(error), "correct model.name, or download the file again")]
     if ENGINES[config.engine.kind].only_gguf:
         needs = f"{name}: {config.engine.kind} needs a .gguf file"
         return [Finding("model", PROBLEM, needs, "name a .gguf file in model.name")]
-    if path.is_dir():
-        return check_folder(path)
-    if "/" in name and not path.is_absolute() and len(path.parts) == 2:
-        if config.model.revision is None:
-            return [
-                Finding(
-                    "model",
-                    WARNING,
-                    f"{name}: no revision: the model may change between two runs",
-                    "set model.revision to a commit of its repository",
-                )
-            ]
-        return [Finding("model", OK, f"{name} at {config.model.revision}, downloaded by the engine")]
-    return [Finding("model", PROBLEM, f"{name}: no such folder", "correct model.name")]
+    if location.folder:
+        return check_folder(location.folder)
+    try:
+        hub_id = location.hub_id
+    except UserError as error:
+        return [Finding("model", PROBLEM, str(error), "correct model.name")]
+    if config.model.revision is None:
+        problem = f"{hub_id}: no revision: the model may change between two runs"
+        return [Finding("model", WARNING, problem, "set model.revision to a commit of its repository")]
+    return [Finding("model", OK, f"{hub_id} at {config.model.revision}, downloaded by the engine")]

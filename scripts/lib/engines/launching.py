@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.target import embedded
+from scripts.lib.target.location import EMBEDDED, ModelLocation
 
 # Any ids of any vocabulary, for a token whose value doesn't matter.
 PROBE_IDS = [1, 2, 3]
@@ -37,9 +37,9 @@ def environment_program(environment: str | None, program: str, kind: str) -> str
 
 def model_location(name: str) -> str:
     """`model.name` as SGLang and vLLM understand it: a folder or file by its whole path, or a Hugging Face id."""
-    if name == embedded.NAME:
+    if name == EMBEDDED:
         raise UserError(f"model.name: `{name}` is for engine kind `llamacpp`: name a Hugging Face model or a folder")
-    return str(Path(name).absolute()) if Path(name).exists() else name
+    return ModelLocation(name).for_engine()
 
 
 def environment_variables(environment: str | None) -> dict[str, str]:

@@ -19,8 +19,8 @@ from scripts.lib.engines.errors import error_in_200, read_error
 from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, with_flags
 from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, read_object, shown
-from scripts.lib.target import embedded
-from scripts.lib.target.gguf_header import read_header
+from scripts.lib.target.gguf import read_header
+from scripts.lib.target.location import EMBEDDED, ModelLocation
 
 # Asked for by name, because the full reply repeats all settings and the prompt's text.
 _SEED = "generation_settings/seed"
@@ -38,12 +38,10 @@ _MEMORY_SHARE = 0.5  # of the free memory that the key-value caches of all repli
 
 def weights(name: str) -> Path:
     """The GGUF file that `model.name` means."""
-    if name == embedded.NAME:
-        return embedded.model_path()
-    path = Path(name).expanduser().absolute()
-    if path.suffix == ".gguf" and path.is_file():
-        return path
-    raise UserError(f"model.name: engine kind `llamacpp` needs `{embedded.NAME}` or a .gguf file, not `{name}`")
+    path = ModelLocation(name).gguf
+    if path and path.is_file():
+        return path.absolute()
+    raise UserError(f"model.name: engine kind `llamacpp` needs `{EMBEDDED}` or a .gguf file, not `{name}`")
 
 
 def cache_bytes_per_token(path: Path) -> int:

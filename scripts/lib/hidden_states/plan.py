@@ -15,7 +15,8 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
 from scripts.lib.engines import ENGINES
 from scripts.lib.engines.launching import merged_flags
-from scripts.lib.target import embedded, gguf_header
+from scripts.lib.target.gguf import read_header
+from scripts.lib.target.location import ModelLocation
 
 DTYPE = "bfloat16"
 NUMBER_BYTES = 2
@@ -111,17 +112,13 @@ def make_plan(config: Config) -> Plan:
 
 def model_shape(config: Config) -> Shape:
     """Sizes from the model's config.json (or GGUF header). Raises UserError when it does not tell them."""
-    name = config.model.name
-    if name == embedded.NAME or name.endswith(".gguf"):
-        header = gguf_header.read_header(embedded.model_path() if name == embedded.NAME else Path(name).expanduser())
+    location = ModelLocation(config.model.name)
+    if location.gguf:
+        header = read_header(location.gguf)
         prefix = f"{header.get('general.architecture')}."
         values = {key.removeprefix(prefix): value for key, value in header.items()}
-        return _shape(values, 1, name)
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        from scripts.lib.target.prepare import download  # here: it imports tokenizers, and may ask the hub
-
-        folder, _ = download(name, config.model.revision, ("config.json",))
+        return _shape(values, 1, location.name)
+    folder, _ = location.small_files(config.model.revision, ("config.json",))
     values = durable.read_json(folder / "config.json")
     return _shape(values | (values.get("text_config") or {}), 0, str(folder / "config.json"))
 
@@ -153,9 +150,8 @@ def size_line(plan: Plan, samples: int, tokens: int, about: bool = False) -> str
 
 def dry_run(config: Config, training: Path | str) -> str:
     """`size_line` from the manifest's totals alone, or why there is none yet. Asks no network, raises nothing."""
-    name = config.model.name
     able = ENGINES[config.engine.kind].returns_hidden_states
-    if able and not (name == embedded.NAME or Path(name).expanduser().exists()):
+    if able and not ModelLocation(config.model.name).is_local:
         return "hidden states: the size is told when the job begins"
     try:
         plan = make_plan(config)

@@ -11,8 +11,9 @@ from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Message
-from scripts.lib.target import control_tokens, embedded, gguf_tokenizer
+from scripts.lib.target import control_tokens, gguf
 from scripts.lib.target import model as targets
+from scripts.lib.target.location import ModelLocation
 
 _HUB_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -71,36 +72,27 @@ def _made(directory: Path) -> Path:
     return directory
 
 
-def _find(model: Model, location: str, revision: str | None) -> Found:
+def _find(model: Model, name: str, revision: str | None) -> Found:
     """Tokenizer, template and sizes at one location."""
-    if location == embedded.NAME:
-        return _from_gguf(embedded.model_path())
-    path = Path(location).expanduser()
-    if location.endswith(".gguf"):
-        return _from_gguf(path)
-    if path.is_dir():
-        return _from_folder(path, model, None)
-    if location.startswith((".", "/", "~")) or location.count("/") != 1:
-        raise UserError(
-            f"model `{location}`: no such folder, and not a Hugging Face id `owner/name` or `{embedded.NAME}`"
-        )
-    return _from_hub(location, model, revision)
+    location = ModelLocation(name)
+    if location.gguf:
+        return _from_gguf(location.gguf)
+    patterns = (*_HUB_FILES, "*.py", "*.model", "*.tiktoken", "vocab.json", "merges.txt")
+    return _from_folder(*location.small_files(revision, patterns), model)
 
 
 def _find_sizes(model: Model) -> Found:
     """Sizes of `model.name` when the tokenizer comes from elsewhere: its weights decide how many ids there are."""
-    location = model.name
-    if location == embedded.NAME or location.endswith(".gguf"):
-        facts = gguf_tokenizer.read_sizes(embedded.model_path() if location == embedded.NAME else Path(location))
-        return Found(vocab_size=facts[0], context_length=facts[1])
-    if Path(location).expanduser().is_dir():
-        return _sizes(Path(location).expanduser(), Found())
-    folder, revision = download(location, model.revision, ("config.json", "generation_config.json"))
-    return _sizes(folder, Found(revision=revision))
+    location = ModelLocation(model.name)
+    if location.gguf:
+        vocab_size, context_length = gguf.read_sizes(location.gguf)
+        return Found(vocab_size=vocab_size, context_length=context_length)
+    folder, commit = location.small_files(model.revision, ("config.json", "generation_config.json"))
+    return _sizes(folder, Found(revision=commit))
 
 
 def _from_gguf(path: Path) -> Found:
-    facts = gguf_tokenizer.read_gguf(path)
+    facts = gguf.read_gguf(path)
     return Found(
         tokenizer_json=facts.tokenizer.to_str(),
         special_tokens=facts.special_tokens,
@@ -111,29 +103,7 @@ def _from_gguf(path: Path) -> Found:
     )
 
 
-def _from_hub(name: str, model: Model, revision: str | None) -> Found:
-    patterns = (*_HUB_FILES, "*.py", "*.model", "*.tiktoken", "vocab.json", "merges.txt")
-    folder, commit = download(name, revision, patterns)
-    return _from_folder(folder, model, commit)
-
-
-def download(name: str, revision: str | None, patterns: tuple[str, ...]) -> tuple[Path, str | None]:
-    """Small files of a hub model, from the cache when offline (HF_HUB_OFFLINE). Returns folder and commit."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"model `{name}`: its files can't be had from the Hugging Face Hub: {reason} "
-            "(gated models need HF_TOKEN; offline, the files must be in the cache or a local folder)"
-        ) from None
-    return folder, folder.name
-
-
-def _from_folder(folder: Path, model: Model, revision: str | None) -> Found:
+def _from_folder(folder: Path, revision: str | None, model: Model) -> Found:
     """Read a folder laid out like a hub model: config.json, tokenizer.json, tokenizer_config.json, ..."""
     config = _optional_json(folder / "tokenizer_config.json")
     found = _sizes(folder, Found(folder=folder, revision=revision))

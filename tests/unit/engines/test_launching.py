@@ -17,8 +17,8 @@ from scripts.lib.engines.launching import with_flags
 from scripts.lib.engines.llamacpp import affordable_slots, cache_bytes_per_token
 from scripts.lib.engines.sglang import mamba_flag
 from scripts.lib.fleet.launch import plan
-from scripts.lib.target import embedded
-from scripts.lib.target.gguf_header import read_header
+from scripts.lib.target.gguf import read_header
+from scripts.lib.target.location import embedded_model
 from tests.help_options import RECORDED, recorded
 
 HELP_NEW = (RECORDED / "sglang.txt").read_text()
@@ -73,7 +73,7 @@ def test_embedded_command(target: Path) -> None:
     [one] = plan(configured(slots=16, threads=3), target)
     assert one.command[:2] == [sys.executable, "-P"]
     assert flags(one.command) == {
-        "model": str(embedded.model_path()), "port": "{port}", "slots": "16", "context": "65536", "threads": "3",
+        "model": str(embedded_model()), "port": "{port}", "slots": "16", "context": "65536", "threads": "3",
     }  # fmt: skip
     assert one.env == {"OMP_WAIT_POLICY": "passive"}
 
@@ -231,7 +231,7 @@ def test_flags_of_the_user_win() -> None:
 
 
 def test_header_agrees_with_the_gguf_library() -> None:
-    path = embedded.model_path()
+    path = embedded_model()
     reader, scalars = GGUFReader(path), read_header(path)
     assert scalars["general.architecture"] == "llama"
     for key, value in scalars.items():

@@ -11,7 +11,7 @@ from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Message
-from scripts.lib.target import embedded
+from scripts.lib.target.location import EMBEDDED
 from scripts.lib.target.model import TemplateError, frozen_template, load_target
 from scripts.lib.target.prepare import prepare_target
 from tests.families import FAMILIES, build, target, template
@@ -336,7 +336,7 @@ def test_the_tokenizer_may_come_from_elsewhere(folder: Path, tmp_path: Path):
     model = prepare_target(config(name=str(weights), tokenizer=str(folder)), tmp_path / "target")
     assert (model.vocab_size, model.context_length) == (152064, 500)
     assert 151644 in model.eos_ids
-    with_embedded = config(name=embedded.NAME, tokenizer=str(folder), vocab_size=151936)
+    with_embedded = config(name=EMBEDDED, tokenizer=str(folder), vocab_size=151936)
     assert prepare_target(with_embedded, tmp_path / "other").context_length == 8192
 
 

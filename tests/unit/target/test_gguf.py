@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Message
-from scripts.lib.target import embedded
-from scripts.lib.target.gguf_tokenizer import read_gguf, read_sizes
+from scripts.lib.target.gguf import read_gguf, read_sizes
+from scripts.lib.target.location import embedded_model
 from scripts.lib.target.model import Target
 from scripts.lib.target.prepare import prepare_target
 from tests.families import FAMILIES, TEXT, build
@@ -45,7 +45,7 @@ def engine() -> Iterator[Callable[[str, dict], dict]]:
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(embedded.model_path())
+    parameters.model.path = str(embedded_model())
     parameters.n_parallel, parameters.n_ctx, parameters.use_jinja, parameters.port = 1, 512, True, 0
     server = xllamacpp.Server(parameters)
     address = server.listening_address

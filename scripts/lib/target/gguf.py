@@ -1,19 +1,22 @@
-"""The tokenizer, template and facts that a GGUF file carries, read without torch.
+"""What a GGUF file tells: its header, and the tokenizer, template and sizes in it. Read without torch and gguf.
 
-A GGUF names its pre-tokenizer (`tokenizer.ggml.pre`) and leaves its regular expressions to llama.cpp
+gguf.GGUFReader builds several objects per vocabulary entry, which takes seconds at each start of a server.
+Layout: the GGUF specification (ggml, docs/gguf.md), version 2 and later. A GGUF names its pre-tokenizer (`tokenizer.ggml.pre`) and leaves its regular expressions to llama.cpp
 (src/llama-vocab.cpp); the Hugging Face forms of those that are known are written out here. The rest of a
 byte-level BPE tokenizer (tokens, merges, token types) is in the file.
 """
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.target.gguf_header import read_header
 
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
 # gguf's token types
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -53,6 +56,55 @@ _PRE: dict[str, _Pre] = {
     "deepseek-r1-qwen": _QWEN2,
     "deepseek-v3": _Pre((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3_WORDS)),
 }
+
+
+def read_header(path: Path, arrays: bool = False) -> dict[str, Any]:
+    """Key-value pairs of the header; with `arrays`, vocabulary and merges too.
+
+    Without, only numbers, truth values, texts and short numeric arrays such as heads per layer. Raises UserError when
+    the file is missing or isn't a GGUF.
+    """
+    try:
+        with open(path, "rb") as file:
+            magic, version, _, count = struct.unpack("<4sIQQ", file.read(24))
+            if magic != b"GGUF" or version < 2:
+                raise ValueError
+            pairs = [_pair(file, arrays) for _ in range(count)]
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (ValueError, KeyError, struct.error):
+        raise UserError(f"{path}: not a GGUF file of version 2 or later") from None
+    return {key: value for key, value in pairs if value is not None}
+
+
+def _pair(file: BinaryIO, arrays: bool) -> tuple[str, Any]:
+    return _text(file), _value(file, _number(file, "<I"), arrays)
+
+
+def _number(file: BinaryIO, layout: str) -> Any:
+    return struct.unpack(layout, file.read(struct.calcsize(layout)))[0]
+
+
+def _text(file: BinaryIO) -> str:
+    return file.read(_number(file, "<Q")).decode("utf-8", errors="replace")
+
+
+def _value(file: BinaryIO, kind: int, arrays: bool) -> Any:
+    """A value; None for an array that isn't wanted."""
+    if kind == _STRING:
+        return _text(file)
+    if kind != _ARRAY:
+        return _number(file, _SCALARS[kind])
+    of, length = _number(file, "<I"), _number(file, "<Q")
+    if of == _STRING:
+        if arrays:
+            return [_text(file) for _ in range(length)]
+        for _ in range(length):
+            file.seek(_number(file, "<Q"), 1)
+        return None
+    layout = f"<{length}{_SCALARS[of][1]}"
+    data = file.read(struct.calcsize(layout))
+    return list(struct.unpack(layout, data)) if arrays or length <= 1024 else None
 
 
 @dataclass(frozen=True)
