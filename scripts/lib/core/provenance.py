@@ -39,6 +39,12 @@ def code_version() -> str:
         return f"code-{code.hexdigest()[:12]}"
 
 
+def same_tokenizer(first: dict, second: dict) -> bool:
+    """Whether ids of two targets, told as provenance tells them, mean the same; True where one doesn't say."""
+    hashes = {target["tokenizer_hash"] for target in (first, second) if target.get("tokenizer_hash")}
+    return len(hashes) < 2
+
+
 def differences(recorded: dict, current: dict, prefix: str = "") -> list[str]:
     """Name every field whose value differs: `sampling.temperature: 0.7 -> 1.0`."""
     found = []

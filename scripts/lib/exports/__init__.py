@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.lib.core import durable
-from scripts.lib.core.errors import UserError
 from scripts.lib.exports import conversations, hub, sharegpt, tokens
 from scripts.lib.exports.report import Report
 from scripts.lib.target.model import Target
@@ -32,12 +31,7 @@ def export(name: str, training: Path, target: Target, output: Path, say: Callabl
     Raises UserError when the corpus is missing or its tokenizer is not the target's.
     """
     corpus = Corpus(training)
-    made_for = corpus.manifest.target.get("tokenizer_hash", target.tokenizer_hash)
-    if made_for != target.tokenizer_hash:
-        raise UserError(
-            f"{training}: was made with another tokenizer than {target.name} (hash {made_for}, not "
-            f"{target.tokenizer_hash}): export it with the target that made it"
-        )
+    corpus.require_tokenizer(target, "export it with the target that made it")
     report = Report(format=name, version=corpus.manifest.version)
     output.parent.mkdir(parents=True, exist_ok=True)
     size = sum(part.bytes for part in corpus.manifest.parts)

@@ -34,7 +34,7 @@ def extract(
     where that can be known.
     """
     plan, corpus, target = make_plan(config), Corpus(training), load_target(target_dir)
-    _require_same_tokenizer(corpus, target)
+    corpus.require_tokenizer(target, "ask the target that made it")
     chosen = choose(corpus, config.hidden_states)
     say(size_line(plan, len(chosen.tokens), chosen.total))
     if not chosen.tokens:
@@ -67,15 +67,6 @@ def extract(
 def receipt(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What a run keeps of an extraction."""
     return {**manifest["totals"], "manifest": durable.sha256_file(folder / MANIFEST)}
-
-
-def _require_same_tokenizer(corpus: Corpus, target: Target) -> None:
-    made_for = corpus.manifest.target.get("tokenizer_hash", target.tokenizer_hash)
-    if made_for != target.tokenizer_hash:
-        raise UserError(
-            f"{corpus.directory}: was made with another tokenizer than {target.name} (hash {made_for}, not "
-            f"{target.tokenizer_hash}): ask the target that made it"
-        )
 
 
 def _look(store: Store, corpus: Corpus, chosen: Chosen) -> tuple[dict[str, Stored], dict[str, set[str]]]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from scripts.lib.core.records import ROWS_PER_GROUP, open_parquet
 from scripts.lib.core.secrets import without_secrets
-from scripts.lib.report.lengths import Lengths
+from scripts.lib.validated.lengths import Lengths
 
 _TURN = "turns.list.element."
 # Everything but prompt ids and texts. The output ids are read for their number only.

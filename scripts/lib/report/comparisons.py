@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from scripts.lib.report.answers import TurnSums
-from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.run import DatasetRun, Run
 from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion, share_text
+from scripts.lib.validated.lengths import Lengths
 
 CHANGED = 1.6  # times longer or shorter than the dataset's answers were before
 FAR = 5.0  # times longer or shorter than the median dataset's answers

@@ -19,11 +19,11 @@ from scripts.lib.report.comparisons import changed, earlier_mean
 from scripts.lib.report.costs import Speed, generation_speed, rule_costs, union
 from scripts.lib.report.excerpts import excerpts, refused
 from scripts.lib.report.ledger import ledger_of
-from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.origins import Origin, origins, without_folders
 from scripts.lib.report.run import DatasetRun, Run, gather
 from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion
 from scripts.lib.report.suspicions import CHECKED, suspicions
+from scripts.lib.validated.lengths import Lengths
 
 ENDPOINTS = 32  # rows of the table of endpoints; the others are added up
 Tile = tuple[str, str, str]  # what, value, remark

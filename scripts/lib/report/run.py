@@ -13,11 +13,11 @@ from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
 from scripts.lib.report.answers import AnswerSums, read_answers, read_prompt_lengths
-from scripts.lib.report.lengths import Lengths
 from scripts.lib.training import backup, manifest
 from scripts.lib.training.manifest import Manifest
 from scripts.lib.training.versions import current
 from scripts.lib.validated import statistics
+from scripts.lib.validated.lengths import Lengths
 
 STAGES = ("prompts", "completions", "tokens", "validated")
 

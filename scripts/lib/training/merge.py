@@ -19,7 +19,7 @@ from scripts.lib.config.model import Config
 from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.provenance import differences, digest
+from scripts.lib.core.provenance import differences, digest, same_tokenizer
 from scripts.lib.training import inputs, versions
 from scripts.lib.training.inputs import MergedFile
 from scripts.lib.training.manifest import (
@@ -314,7 +314,7 @@ def _one_target(sources: list[MergedFile]) -> tuple[dict[str, Any], list[str]]:
             continue
         first = first or source
         changed = differences(target, first.provenance["target"])
-        if target["tokenizer_hash"] != first.provenance["target"]["tokenizer_hash"]:
+        if not same_tokenizer(target, first.provenance["target"]):
             raise UserError(
                 f"{source.path}: its ids come from another tokenizer than those of {first.path} ({'; '.join(changed)}): "
                 "leave one of them out"

@@ -6,7 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from scripts.lib.core import records
+from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import same_tokenizer
 from scripts.lib.core.records import Sample
+from scripts.lib.target.model import Target
 from scripts.lib.training import manifest
 
 
@@ -17,6 +20,14 @@ class Corpus:
         """Raises UserError when there is no corpus at `training`."""
         self.directory = training.resolve()  # a merge meanwhile doesn't change what is being read
         self.manifest = manifest.read_manifest(training)
+
+    def require_tokenizer(self, target: Target, instead: str) -> None:
+        """Raise UserError when the ids are not those of the target's tokenizer; `instead` says what to do then."""
+        if not same_tokenizer(self.manifest.target, target.provenance()):
+            raise UserError(
+                f"{self.directory}: was made with another tokenizer than {target.name} (hash "
+                f"{self.manifest.target['tokenizer_hash']}, not {target.tokenizer_hash}): {instead}"
+            )
 
     def tables(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """Yield the row groups in order."""

@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 from scripts.lib.core import durable, records
 from scripts.lib.core.records import Sample
 
-PERCENTILES = (50, 90, 95, 99)
-
 
 class Statistics:
     """Sums over samples."""
@@ -95,17 +93,6 @@ def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
             else:
                 total[key] = total.get(key, 0) + value
     return total
-
-
-def percentiles(histogram: dict[str, int]) -> dict[str, int]:
-    """min, p50, ..., max of a histogram of lengths (nearest rank); {} when it is empty."""
-    lengths = sorted((int(length), count) for length, count in histogram.items())
-    total = sum(count for _, count in lengths)
-    if not total:
-        return {}
-    ranks = {"min": 1, **{f"p{percent}": max(1, -(-total * percent // 100)) for percent in PERCENTILES}, "max": total}
-    passed = np.cumsum([count for _, count in lengths])
-    return {name: lengths[int(np.searchsorted(passed, rank))][0] for name, rank in ranks.items()}
 
 
 TOKEN_FREQUENCY_SCHEMA = pa.schema(

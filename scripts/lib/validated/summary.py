@@ -9,7 +9,8 @@ from rich.table import Table
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.validated.statistics import add_up, percentiles
+from scripts.lib.validated.lengths import Lengths
+from scripts.lib.validated.statistics import add_up
 
 _SUMS = (
     "prompts", "outcomes", "without_sample", "samples", "passed", "rejects", "finish_reasons", "following_turns",
@@ -37,8 +38,8 @@ def summarize(paths: Iterable[Path]) -> dict[str, Any]:
 def _finished(sums: dict[str, Any]) -> dict[str, Any]:
     """Sums with rates, and percentiles in place of histograms."""
     statistics = dict(sums["statistics"])
-    lengths = percentiles(statistics.pop("lengths"))
-    supervised = percentiles(statistics.pop("supervised_lengths"))
+    lengths = Lengths.of(statistics.pop("lengths")).percentiles()
+    supervised = Lengths.of(statistics.pop("supervised_lengths")).percentiles()
     rejected = sum(sums["rejects"].values())
     return {
         **{key: value for key, value in sums.items() if key != "statistics"},

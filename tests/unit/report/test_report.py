@@ -1,7 +1,6 @@
 """The report's arithmetic: lengths, answers, times, what counts as far, and drawings that fit any page."""
 
 import itertools
-import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -20,54 +19,16 @@ from scripts.lib.report.answers import TurnSums, read_answers, read_prompt_lengt
 from scripts.lib.report.comparisons import times
 from scripts.lib.report.costs import rule_costs, union
 from scripts.lib.report.ledger import ledger_of
-from scripts.lib.report.lengths import Lengths
 from scripts.lib.report.origins import Origin
 from scripts.lib.report.run import DatasetRun, Run
 from scripts.lib.report.suspicions import suspicions
-
-some_lengths = st.lists(st.integers(0, 3000), max_size=60)
+from scripts.lib.validated.lengths import Lengths
 
 
 def lengths(values):
     made = Lengths()
     made.add(np.asarray(values, np.int64))
     return made
-
-
-@settings(deadline=None)
-@given(some_lengths, some_lengths)
-def test_lengths_are_exact_and_add_up(first, second):
-    both = lengths(first)
-    both.merge(lengths(second))
-    everything = sorted(first + second)
-    assert both.rows == len(everything)
-    assert both.tokens == sum(everything)
-    assert both.deviation == pytest.approx(np.std(everything) if everything else 0.0, abs=1e-6)
-    for share in (0.1, 0.5, 0.9, 0.99, 1.0):
-        expected = everything[max(1, math.ceil(round(share * len(everything), 9))) - 1] if everything else None
-        assert both.quantile(share) == expected
-
-
-@settings(deadline=None)
-@given(some_lengths)
-def test_a_histogram_holds_the_same_lengths(values):
-    histogram = {str(value): values.count(value) for value in set(values)}
-    assert Lengths.of(histogram).counts.tolist() == lengths(values).counts.tolist()
-
-
-def test_merging_leaves_the_other_as_it_was():
-    short, long = lengths([1]), lengths([1, 5])
-    long.merge(short)
-    short.merge(long)
-    assert long.counts.tolist() == [0, 2, 0, 0, 0, 1]
-    assert short.counts.tolist() == [0, 3, 0, 0, 0, 1]
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 5000), min_size=1))
-def test_every_row_is_in_one_bin(values):
-    edges = 2.0 ** np.arange(2, 11)
-    assert lengths(values).binned(edges).sum() == pytest.approx(1)
 
 
 @settings(deadline=None)

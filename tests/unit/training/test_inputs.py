@@ -109,6 +109,13 @@ def test_another_tokenizer_is_refused_another_template_is_noted(tmp_path):
         merged(tmp_path, base.parent)
 
 
+def test_a_target_without_a_tokenizer_s_hash_is_noted(tmp_path):
+    told = {name: value for name, value in TARGET.items() if name != "tokenizer_hash"}
+    base = shard(tmp_path / "base/part.parquet", [sample(1, "old")], told)
+    manifest, _ = merged(tmp_path, base.parent)
+    assert any("tokenizer_hash: None -> " in note for note in manifest.notes)
+
+
 def test_folders_without_a_corpus(tmp_path):
     with pytest.raises(UserError, match=r"merge\.base: .*nowhere: no such folder"):
         base_files(tmp_path / "nowhere")

@@ -1,7 +1,5 @@
 """Sums, percentiles and frequencies are exact, over one shard or many."""
 
-import statistics as stdlib
-from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.lib.core.records import Sample, write_rows
-from scripts.lib.validated.statistics import Statistics, add_up, percentiles, write_token_frequencies
+from scripts.lib.validated.statistics import Statistics, add_up, write_token_frequencies
 from tests.dialogues import converse, said, samples_of
 from tests.families import target
 
@@ -48,22 +46,6 @@ def test_merged_turns_are_one_sample_with_several_spans():
     values = counted.as_dict()
     assert (values["samples"], values["multi_turn_samples"], values["reasoning_tokens"]) == (1, 1, 0)
     assert values["outcomes"] == {"ok": 1}
-
-
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=200))
-def test_percentiles_are_exact(lengths: list[int]):
-    got = percentiles({str(length): count for length, count in Counter(lengths).items()})
-    ordered = sorted(lengths)
-    assert (got["min"], got["max"]) == (ordered[0], ordered[-1])
-    assert got["p50"] == stdlib.median_low(ordered)
-    for percent in (50, 90, 95, 99):
-        value = got[f"p{percent}"]
-        assert sum(length <= value for length in lengths) >= len(lengths) * percent / 100
-        assert sum(length < value for length in lengths) < len(lengths) * percent / 100
-
-
-def test_no_lengths_have_no_percentiles():
-    assert percentiles({}) == {}
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9) | st.just({}).map(dict)), max_size=4))

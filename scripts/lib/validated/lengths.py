@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+PERCENTILES = (50, 90, 95, 99)
+
 
 class Lengths:
     """How many rows have each length. Lengths are whole numbers of tokens, 0 and up."""
@@ -59,8 +61,14 @@ class Lengths:
         """The length that `share` of the rows don't exceed (nearest rank); None without rows."""
         if not self.rows:
             return None
-        rank = max(1, int(np.ceil(round(share * self.rows, 9))))
+        rank = max(1, int(np.ceil(round(share * self.rows, 6))))
         return int(np.searchsorted(np.cumsum(self.counts), rank))
+
+    def percentiles(self) -> dict[str, int]:
+        """min, p50, ..., max (nearest rank); {} without rows."""
+        shares = {"min": 0.0, **{f"p{percent}": percent / 100 for percent in PERCENTILES}, "max": 1.0}
+        found = {name: self.quantile(share) for name, share in shares.items()}
+        return {name: length for name, length in found.items() if length is not None}
 
     def binned(self, edges: np.ndarray) -> np.ndarray:
         """Share of the rows in each bin [edges[i], edges[i + 1]); lengths below the first edge go into the first bin."""
