@@ -15,7 +15,7 @@ import pytest
 
 from scripts import extract_hidden_states
 from scripts.lib.client.backlog import Backlog
-from scripts.lib.client.pool import Pool, Server
+from scripts.lib.client.pool import Pool
 from scripts.lib.client.sending import Sender
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable, locks
@@ -25,7 +25,7 @@ from scripts.lib.engines.base import Reply
 from scripts.lib.hidden_states import choice, tensor_file
 from scripts.lib.hidden_states.capture import Pass, Piece
 from scripts.lib.hidden_states.plan import make_plan
-from scripts.lib.hidden_states.store import Store
+from scripts.lib.hidden_states.store import StateFiles
 from scripts.lib.target.model import load_target
 from scripts.lib.training.reader import Corpus
 from tests.corpora import config as corpus_config
@@ -214,28 +214,34 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
     run = Extraction(tmp_path, [], rows=6)
     config = load_config(tmp_path / "config.json")
     plan, target, read = make_plan(config), load_target(target_folder()), Corpus(run.training)
-    store = Store(run.output, plan)
+    store = StateFiles(run.output, plan)
     rows = {row.id: row for row in choice.rows(read, run.rows)}
     for row in rows.values():
         states = {c.tensor: np.ones((len(row.input_ids), c.width), np.uint16) for c in plan.captures}
         store.write(row, states, "sglang 1")
     last = plan.captures[1]
     one = Pass(config, target_folder(), target, tmp_path, last, store, partial(choice.rows, read), {}, print)
-    one.done, one.stored = dict.fromkeys(rows, 1), {id: store.find(row) for id, row in rows.items()}
+    got = one.got
+    got.done, got.stored = dict.fromkeys(rows, 1), {name: store.find(row) for name, row in rows.items()}
     one.backlog = Backlog(iter(()), lambda: 0.0, 1)
-    server = Server("http://x", 0)
+    url = "http://x"
     first, second, *others = rows
-    del one.done[second], one.stored[second]
-    one.failed = {second: "HTTP 400"}
+    del got.done[second], got.stored[second]
+    got.failed = {second: "HTTP 400"}
     # The good canary came after the third reply; the fourth row is another server's.
-    arrivals = [*others[:3], first, second, "being read"]
-    one.arrived = {id: (server.url, at) for at, id in enumerate(arrivals)} | {others[3]: ("http://y", 6)}
-    one.reading, server.trusted, server.unproven = {"being read"}, 3, 3
-    one.distrust(server)
-    assert not server.unproven
-    assert one.tainted == {"being read"}
-    assert not one.failed
-    assert list(one.done) == list(one.stored) == others
+    arrivals = [*((name, url) for name in others[:3]), (first, url), (second, url), (others[3], "http://y")]
+    for name, whose in [*arrivals, ("being read", url)]:
+        if got.position == 3:
+            one.vouching.passed(url, one.vouching.moment(url))
+        one.vouching.arrived(whose)
+        got.arrived(name, whose)
+    got.reading = {"being read"}
+    one.vouching.failed(url)
+    assert not one.vouching.doubtful(url)
+    assert one.vouching.forget_tainted("being read")
+    assert not one.vouching.forget_tainted("being read")
+    assert not got.failed
+    assert list(got.done) == list(got.stored) == others
 
     async def left():
         return [(await one.backlog.get()).row.id for _ in range(2)]
@@ -251,7 +257,7 @@ def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_ag
     config = load_config(tmp_path / "config.json")
     plan, read = make_plan(config), Corpus(run.training)
     [row] = choice.rows(read, run.rows)
-    layers, store = plan.captures[0], Store(run.output, plan)
+    layers, store = plan.captures[0], StateFiles(run.output, plan)
     target = load_target(target_folder())
     one = Pass(config, target_folder(), target, tmp_path, layers, store, partial(choice.rows, read), {}, print)
     states = np.ones((len(row.input_ids), layers.width), np.uint16)
@@ -263,23 +269,23 @@ def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_ag
     def keep(kept, request, reply):
         store.write(kept, {layers.tensor: states}, "sglang 1")
         if breaks:
-            one.distrust(server)
+            one.vouching.failed(server.url)
 
     async def ask_twice():
         nonlocal breaks
         one.pool.admit(server)
         breaks, piece = True, Piece(row)
         assert await one._ask(piece) == 0.0
-        assert not one.done
+        assert not one.got.done
         assert not store.part(row)
         breaks = False
         assert await one._ask(piece) is None
-        assert one.done.keys() == one.arrived.keys() == {row.id}
-        assert (server.unproven, one.reading, one.tainted) == (1, set(), set())
+        assert one.got.done.keys() == {row.id}
+        assert (one.vouching.doubtful(server.url), one.got.reading) == (1, set())
         assert store.part(row).keys() == {layers.tensor}
 
     one.pool = Pool(1, lambda: 0.0, 1.0, 1.0)
-    one.sender = Sender(config.transport, None, one.pool, Wire(), lambda: 0.0, print)
+    one.sender = Sender(config.transport, one.pool, Wire())
     one.pool.update([("http://x", 0)])
     server, breaks = one.pool.servers["http://x"], False
     monkeypatch.setattr(one, "_keep", keep)

@@ -10,7 +10,7 @@ from scripts.lib.config.file import parse_config
 from scripts.lib.core import durable
 from scripts.lib.exports import export
 from scripts.lib.hidden_states.plan import make_plan
-from scripts.lib.hidden_states.store import Row, Store
+from scripts.lib.hidden_states.store import CorpusRow, StateFiles
 from scripts.lib.target.model import load_target
 from scripts.lib.target.prepare import prepare_target
 from tests.conversations import answered, text, with_tools
@@ -133,12 +133,12 @@ def test_hidden_states_become_specforge_features(load, training, target_folder, 
         "hidden_states": {"method": method, "layers": [2, 6, 9]},
     }
     plan = make_plan(parse_config(settings, "test"))
-    store, expected = Store(tmp_path / "states", plan), []
+    store, expected = StateFiles(tmp_path / "states", plan), []
     for number, row in enumerate(sorted(rows_of(training), key=lambda row: row.id)[:4]):
         ids, mask = np.array(row.input_ids, np.int32), np.array(row.loss_mask, np.int8)
         dice = np.random.default_rng(number)
         states = {c.tensor: dice.integers(0, 0x7F00, (len(ids), c.width), np.uint16) for c in plan.captures}
-        store.write(Row(row.id, ids, mask), states, "sglang 1")
+        store.write(CorpusRow(row.id, ids, mask), states, "sglang 1")
         wide = {name: (one.astype(np.uint32) << 16).view(np.float32).tolist() for name, one in states.items()}
         one = {"input_ids": row.input_ids, "loss_mask": row.loss_mask}
         if method == "eagle3":

@@ -16,6 +16,7 @@ class GivenUp(NamedTuple):
 
     outcome: str
     reason: str
+    refused: bool = False  # by the endpoint, at once
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Attempts:
         last one here, so that servers which fail everything don't burn through the work.
         """
         if failure.kind == "permanent":
-            return GivenUp(failure.outcome, failure.reason)
+            return GivenUp(failure.outcome, failure.reason, refused=True)
         if failure.kind == "free" and self.stale < _FREE:
             self.stale += 1
             return 0.0

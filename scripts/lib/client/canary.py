@@ -7,11 +7,12 @@ issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
 
 import contextlib
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.lib.client.transport import Transport
+from scripts.lib.client.transport import HttpTransport
 from scripts.lib.config.model import Config, Sampling
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
@@ -24,41 +25,41 @@ from scripts.lib.target.model import Target
 _QUESTION, _ANSWER = "What is 2+2? Answer with one number.", re.compile(r"\b(4|four)\b", re.IGNORECASE)
 _MAX_TOKENS = 48
 _LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
-_SURE = 2  # times as many right answers as wrong ones of an endpoint, until a wrong one is the engine's fault
+_KNOWS = 2  # times as many right answers as wrong ones of an endpoint, until a wrong one is the engine's fault
 
 
 @dataclass(frozen=True)
-class Refused:
+class CanaryRefused:
     """The canary was refused (HTTP 400). That tells of other refusals, and nothing of answers."""
 
     reason: str
 
 
 @dataclass
-class _Wit:
+class _AnswersSoFar:
     """How an endpoint has answered the question."""
 
     right: int = 0
     wrong: int = 0
-    failed: bool = False  # the last answer was taken for that of a broken engine
+    blamed: bool = False  # the last answer was taken for that of a broken engine
 
     @property
-    def sure(self) -> bool:
+    def knows_it(self) -> bool:
         """Whether a wrong answer can only come from a broken engine. A weak model may not know it, or now and then."""
-        return self.right > _SURE * self.wrong
+        return self.right > _KNOWS * self.wrong
 
 
 class Canary:
     """Probes and canaries of one job. Knows of each endpoint whether its model is able to give the known answer."""
 
-    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: Transport, state: Path) -> None:
+    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: HttpTransport, state: Path) -> None:
         """`state` is the run's folder: what one job has seen an endpoint answer, later ones know as well."""
         self.config, self.target, self.adapter, self.transport = config, target, adapter, transport
         self.messages = [Message("user", _QUESTION)]
         self.prompt_ids = target.render(self.messages)
         self._state = state
-        self._wits: dict[str, _Wit] = {}
-        self._serial = 0
+        self._so_far: dict[str, _AnswersSoFar] = {}
+        self._job, self._serial = secrets.token_hex(4), 0  # no two jobs at one server send the same ids
 
     async def probe(self, url: str) -> EngineFacts | Failure:
         """What serves at `url`. Raises UserError when it can't be what the configuration asks for."""
@@ -81,11 +82,11 @@ class Canary:
             raise UserError(f"{url}: {problem}")
         return facts
 
-    async def ask(self, url: str) -> str | Refused | Failure | None:
+    async def ask(self, url: str) -> str | CanaryRefused | Failure | None:
         """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
         self._serial += 1
         request = Request(
-            id=f"canary-{id(self):x}-{self._serial}",
+            id=f"canary-{self._job}-{self._serial}",
             prompt_ids=self.prompt_ids,
             max_tokens=_MAX_TOKENS,
             seed=0,
@@ -103,7 +104,7 @@ class Canary:
         answer = self.adapter.read(request, reply, 0.0)
         if isinstance(answer, Failure):
             # A question that nobody would refuse: whatever was refused before may have been as good.
-            return Refused(answer.reason) if answer.kind == "permanent" else answer
+            return CanaryRefused(answer.reason) if answer.kind == "permanent" else answer
         return self.judge(url, answer)
 
     def judge(self, url: str, answer: Answer) -> str | None:
@@ -120,24 +121,24 @@ class Canary:
             if not text.strip():
                 return "an empty answer"
         known = self._known(url)
-        wit = self._wits.setdefault(url, _Wit(right=int(known.exists())))
+        so_far = self._so_far.setdefault(url, _AnswersSoFar(right=int(known.exists())))
         if _ANSWER.search(text) is not None:
-            wit.right += 1
-            wit.wrong += wit.failed  # nothing was broken: a model that knows it now and then
-            wit.failed = False
+            so_far.right += 1
+            so_far.wrong += so_far.blamed  # nothing was broken: a model that knows it now and then
+            so_far.blamed = False
             with contextlib.suppress(OSError):  # a full disk: others will find out themselves
-                if not wit.sure:
+                if not so_far.knows_it:
                     known.unlink(missing_ok=True)
                 elif not known.exists():
                     durable.write_bytes(known, f"{url} knows: {_QUESTION}\n".encode())
             return None
-        if wit.sure:
-            wit.failed = True
+        if so_far.knows_it:
+            so_far.blamed = True
             return (
                 f"`{_QUESTION}` was answered well before, now with {' '.join(text.split())[:80]!r} "
                 f"(when another model serves there now, delete {known})"
             )
-        wit.wrong += 1
+        so_far.wrong += 1
         return None
 
     def _known(self, url: str) -> Path:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from scripts.lib.client.deadline import Deadline
 from scripts.lib.engines.metrics import EngineMetrics
 
 _DECREASE = 0.7  # after 429, 503, timeouts
@@ -25,11 +24,11 @@ _GENTLE = 4.0  # at least so many at once after an outage
 _SLOW = 0.75  # of the fastest one's speed: below it a server is spared long answers at the end
 _LONG = 2.0  # times the expected length: where waiting for a fast server pays, measured by benchmarks.fleet
 _PAUSE_AFTER = 3  # refusals in a row without any success
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s until an endpoint that is out is tested, or a refusing one asked
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s until an endpoint that refuses is asked again
 
 
 @dataclass(eq=False)
-class Server:
+class PooledEndpoint:
     """One endpoint as the pool sees it."""
 
     url: str
@@ -46,15 +45,8 @@ class Server:
     last_decrease: float = float("-inf")
     queue_long: bool = False
     mark: tuple = ()  # of the engine's progress
-    pauses: int = 0
-    test_at: float = 0.0  # when an endpoint that is not ready is tested next
-    testing: bool = False
-    reason: str = ""
-    deadlines: set[Deadline] = field(default_factory=set)  # of the requests in flight
-    proven: float = 0.0  # clock of the last good canary
-    unproven: int = 0  # answers since then
-    trusted: int = 0  # where they begin in the journal
-    odd: int = 0  # odd answers in a row
+    reason: str = ""  # why it is not ready
+    timeouts: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
     refusals: int = 0  # 429 and the like since the last success
     paused_until: float = float("-inf")
     spared: bool = False  # too slow for the last prompts
@@ -72,87 +64,66 @@ class Pool:
         self.clock = clock
         self.ramp_per_second = ramp_per_second
         self.idle_seconds = idle_seconds
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, PooledEndpoint] = {}
         self.in_flight = 0
-        # By URL: answers that no canary has proven yet, and where they begin in the journal. Of an earlier job, or of a
-        # server that has gone: they fall with the next one there that fails its canary.
-        self.unproven: dict[str, tuple[int, int]] = {}
         self.left: Callable[[], int] | None = None  # tells the prompts that are not begun yet
         self.interval = 0.0  # seconds between answers, smoothed
         self._last_answer: float | None = None
         self.successes = 0  # answers and passed canaries; a prompt's failure counts only between two of them
         self._ramp_from: float | None = None
-        self._waiters: deque[tuple[float, str | None, asyncio.Future[Server]]] = deque()
+        self._waiters: deque[tuple[float, str | None, asyncio.Future[PooledEndpoint]]] = deque()
 
     # --- who is there ---
 
-    def update(self, endpoints: Iterable[tuple[str, int]]) -> list[Server]:
+    def update(self, endpoints: Iterable[tuple[str, int]]) -> list[PooledEndpoint]:
         """Take over the list of (url, incarnation). Returns servers that were lost, for the log."""
-        now, present, lost = self.clock(), set(), []
+        present, lost = set(), []
         for url, incarnation in endpoints:
             present.add(url)
             server = self.servers.get(url)
             if server is None or server.incarnation != incarnation:
                 if server is not None:
-                    self._dismiss(server, "was restarted")
-                unproven, trusted = self.unproven.pop(url, (0, 0))
-                self.servers[url] = Server(url, incarnation, test_at=now, unproven=unproven, trusted=trusted)
+                    self.take_out(server, "was restarted")
+                self.servers[url] = PooledEndpoint(url, incarnation)
         for url in [url for url in self.servers if url not in present]:
             server = self.servers.pop(url)
             if server.status == "ready":
                 lost.append(server)
-            self._dismiss(server, "is gone")
+            self.take_out(server, "is gone")
         return lost
 
-    def _dismiss(self, server: Server, reason: str) -> None:
-        self.take_out(server, reason)
-        if server.unproven:
-            self.unproven[server.url] = server.unproven, server.trusted
-
-    def ready(self) -> list[Server]:
+    def ready(self) -> list[PooledEndpoint]:
         return [server for server in self.servers.values() if server.status == "ready"]
 
-    def due_for_test(self) -> list[Server]:
-        """Servers that are not ready and are to be tested now."""
-        now = self.clock()
-        return [s for s in self.servers.values() if s.status != "ready" and not s.testing and s.test_at <= now]
-
-    def admit(self, server: Server) -> None:
+    def admit(self, server: PooledEndpoint) -> None:
         """A canary passed: requests may go there. A server that failed before starts gently."""
         if self.servers.get(server.url) is not server:
             return
-        now = self.clock()
-        server.proven = server.last_sign = now
+        server.last_sign = now = self.clock()
         self.successes += 1
         if server.status == "ready":
             return
         # What was in flight before an outage was too much, or not: half of it, and up from there.
         before = min(server.limit, float(self.ceiling))
         server.limit = max(_GENTLE, before / 2) if server.status == "out" else float("inf")
-        server.status, server.reason, server.failures, server.pauses = "ready", "", 0, 0
+        server.status, server.reason, server.failures = "ready", "", 0
         if self._ramp_from is None or self.in_flight == 0:
             self._ramp_from = now
         self.wake()
 
-    def postpone(self, server: Server, reason: str) -> None:
-        """A canary failed: test again after a pause that doubles."""
-        server.reason = reason
-        server.test_at = self.clock() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**server.pauses)
-        server.pauses += 1
-
-    def take_out(self, server: Server, reason: str, *, break_off: bool = True) -> None:
+    def take_out(self, server: PooledEndpoint, reason: str, *, break_off: bool = True) -> None:
         """No more requests; those in flight are broken off, so that they can go elsewhere.
 
         Without `break_off` they may end: a router that has no worker for one request (sglang issue 13894), or
         a proxy that failed one, is still working on the others, and what they have generated is paid for.
         """
         server.status, server.reason = "out", reason
-        server.test_at = self.clock()
         if not break_off:
             return
-        for deadline in server.deadlines:
-            deadline.break_off()
-        server.deadlines.clear()
+        for timeout in server.timeouts:
+            if not timeout.expired():
+                timeout.reschedule(0.0)
+        server.timeouts.clear()
 
     # --- how many ---
 
@@ -167,7 +138,7 @@ class Pool:
     def ramping(self) -> bool:
         return self._ramp_from is not None and self.allowed() < self.ceiling
 
-    def throttled(self, server: Server, retry_after: float | None = None) -> None:
+    def throttled(self, server: PooledEndpoint, retry_after: float | None = None) -> None:
         """The server is saturated: fewer at once, and none for a while when it refuses everything."""
         self._decrease(server, _DECREASE)
         server.refusals += 1
@@ -175,13 +146,13 @@ class Pool:
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(server.refusals - _PAUSE_AFTER, 10))
             server.paused_until = self.clock() + max(pause, min(retry_after or 0.0, _LONGEST_PAUSE))
 
-    def _decrease(self, server: Server, factor: float) -> None:
+    def _decrease(self, server: PooledEndpoint, factor: float) -> None:
         now = self.clock()
         if now - server.last_decrease >= _COOLDOWN:
             server.last_decrease = now
             server.limit = server.threshold = max(1.0, min(server.limit, server.in_flight + 1) * factor)
 
-    def _increase(self, server: Server) -> None:
+    def _increase(self, server: PooledEndpoint) -> None:
         if not server.queue_long and server.limit < self.ceiling:
             server.limit += 1.0 if server.limit < server.threshold else 1.0 / server.limit
 
@@ -204,7 +175,7 @@ class Pool:
 
     # --- one request ---
 
-    def pick(self, expected: float, avoid: str | None = None) -> Server | None:
+    def pick(self, expected: float, avoid: str | None = None) -> PooledEndpoint | None:
         """The ready server that would be done first and has room; another than `avoid` when there is one."""
         if self.in_flight >= self.allowed():
             return None
@@ -217,7 +188,7 @@ class Pool:
         typical = sum(speeds) / len(speeds) if speeds else 1.0
         return min(free, key=lambda s: (s.url == avoid, s.cost(expected, typical)))
 
-    def _in_time(self, free: list[Server], expected: float) -> list[Server]:
+    def _in_time(self, free: list[PooledEndpoint], expected: float) -> list[PooledEndpoint]:
         """Without the slow servers, once a long answer begun there would end last of all.
 
         Near the end of the prompts it ends earlier when it waits for a place on a fast server: the others have
@@ -235,12 +206,12 @@ class Pool:
                 server.spared = True
         return [server for server in free if not server.spared] if any(not s.spared for s in self.ready()) else free
 
-    async def acquire(self, expected: float, avoid: str | None = None) -> Server:
+    async def acquire(self, expected: float, avoid: str | None = None) -> PooledEndpoint:
         """Wait for a server with room and take a place there; give it back with `release`."""
         if not self._waiters and (server := self.pick(expected, avoid)):
             self._take(server, expected)
             return server
-        place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        place: asyncio.Future[PooledEndpoint] = asyncio.get_running_loop().create_future()
         self._waiters.append((expected, avoid, place))
         try:
             return await place
@@ -249,14 +220,14 @@ class Pool:
                 self.release(place.result(), expected)
             raise
 
-    def _take(self, server: Server, expected: float) -> None:
+    def _take(self, server: PooledEndpoint, expected: float) -> None:
         if server.in_flight == 0:
             server.last_sign = max(server.last_sign, self.clock())
         server.in_flight += 1
         server.outstanding += expected
         self.in_flight += 1
 
-    def release(self, server: Server, expected: float) -> None:
+    def release(self, server: PooledEndpoint, expected: float) -> None:
         server.in_flight -= 1
         server.outstanding = max(0.0, server.outstanding - expected)
         self.in_flight -= 1
@@ -276,7 +247,11 @@ class Pool:
             self._take(server, expected)
             place.set_result(server)
 
-    def succeeded(self, server: Server, tokens: int, seconds: float) -> None:
+    def saw(self, server: PooledEndpoint) -> None:
+        """It has said something: it doesn't hang."""
+        server.last_sign = self.clock()
+
+    def succeeded(self, server: PooledEndpoint, tokens: int, seconds: float) -> None:
         self.successes += 1
         server.failures = server.refusals = 0
         server.last_sign = server.last_success = self.clock()
@@ -289,7 +264,7 @@ class Pool:
         self._last_answer = now
         self._increase(server)
 
-    def failed(self, server: Server, reason: str, suspect: bool = False) -> None:
+    def failed(self, server: PooledEndpoint, reason: str, suspect: bool = False) -> None:
         """A request failed in a way that may be the server's fault; several in a row take it out.
 
         A `suspect` failure (refused, no workers, no such model) does so alone, unless the server has just answered:
@@ -300,17 +275,10 @@ class Pool:
         if server.status == "ready" and (suspect or server.failures >= _SUSPECT_AFTER):
             self.take_out(server, reason, break_off=False)
 
-    def check_progress(self) -> list[Server]:
-        """Break off requests whose time is up, and all of servers that show no sign of progress.
-
-        Takes these servers out and returns them.
-        """
+    def check_progress(self) -> list[PooledEndpoint]:
+        """Take out servers that show no sign of progress; all their requests are broken off. Returns them."""
         now = self.clock()
-        for server in self.servers.values():
-            for deadline in server.deadlines:
-                if now > deadline.at:
-                    deadline.break_off()
-        hung = [s for s in self.servers.values() if s.deadlines and now - s.last_sign > self.idle_seconds]
+        hung = [s for s in self.servers.values() if s.timeouts and now - s.last_sign > self.idle_seconds]
         for server in hung:
             self.take_out(server, f"no answer for {now - server.last_sign:.0f} s")
         return hung

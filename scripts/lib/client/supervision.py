@@ -1,16 +1,17 @@
 """Keeps the pool in line with the world: the lease's endpoints and share, load, hangs, canaries.
 
-Answers of an endpoint are trusted once a canary passed after them. Those that came since the last good
-canary of an endpoint that turns out to be broken are discarded and asked for again.
+What a canary's answer means for answers that came before it is `vouching`'s.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
-from scripts.lib.client.canary import Canary, Refused
-from scripts.lib.client.pool import Pool, Server
-from scripts.lib.client.transport import Transport
+from scripts.lib.client.canary import Canary, CanaryRefused
+from scripts.lib.client.pool import Pool, PooledEndpoint
+from scripts.lib.client.transport import HttpTransport
+from scripts.lib.client.vouching import Vouching
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines.base import Call, EngineFacts, Failure
@@ -20,23 +21,18 @@ from scripts.lib.fleet.lease import Lease
 _LOOK_SECONDS = 1.0
 _HURRY_SECONDS = 0.05  # while nothing is ready, or in flight still grows
 _METRICS_SECONDS = 5.0  # external endpoints, whose load nobody publishes
-# Odd answers in a row (one token repeated, nothing, a refusal) that call for a canary at once.
-_ODD_ANSWERS = 5
 _PATIENCE_SECONDS = 15.0  # without any endpoint, until that is said: a restart is no news
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between the tests of an endpoint that fails them
 
 
-class Answers(Protocol):
-    """The answers that canaries vouch for. Each has a position, in the order of their arrival."""
+@dataclass(slots=True)
+class _Watch:
+    """What the supervisor knows of an endpoint in the pool."""
 
-    @property
-    def position(self) -> int:
-        """Where the next answer will stand."""
-
-    def prove(self, server: Server) -> None:
-        """What `server` answered before `server.trusted` is proven, for later jobs as well."""
-
-    def distrust(self, server: Server, *, refusals: bool = False) -> None:
-        """Discard what `server` answered from `server.trusted` on (or only what it refused), and ask for it again."""
+    test_at: float = float("-inf")  # when an endpoint that is not ready is tested next
+    failed_tests: int = 0  # in a row
+    testing: bool = False
+    passed_at: float = 0.0  # clock of the last good canary
 
 
 class Supervisor:
@@ -49,19 +45,20 @@ class Supervisor:
         held: Lease,
         pool: Pool,
         canary: Canary,
-        transport: Transport,
-        answers: Answers,
+        transport: HttpTransport,
+        vouching: Vouching,
         say: Callable[[str], None],
     ) -> None:
         self.config, self.ceiling, self.held, self.pool = config, ceiling, held, pool
-        self.canary, self.transport, self.answers, self.say = canary, transport, answers, say
+        self.canary, self.transport, self.vouching, self.say = canary, transport, vouching, say
         self.facts: EngineFacts | None = None
         self.context_length: int | None = None  # the shortest that an endpoint serves
-        self._tests: dict[asyncio.Task, Server] = {}
+        self._tests: dict[asyncio.Task, PooledEndpoint] = {}
+        self._watches: WeakKeyDictionary[PooledEndpoint, _Watch] = WeakKeyDictionary()
 
     async def run(self) -> None:
         """Until cancelled. Raises UserError when there is no hope of an endpoint."""
-        helpers = [asyncio.create_task(self._follow()), asyncio.create_task(self._watch())]
+        helpers = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep_going())]
         if self.config.engine.endpoints and (metrics := self.canary.adapter.metrics):
             helpers.append(asyncio.create_task(self._poll_metrics(metrics)))
         try:
@@ -109,65 +106,67 @@ class Supervisor:
             f"{server.url}: {server.reason or 'starting or busy'}" for server in self.pool.servers.values()
         )
 
+    def watch(self, server: PooledEndpoint) -> _Watch:
+        return self._watches.setdefault(server, _Watch())
+
+    def due_for_test(self) -> list[PooledEndpoint]:
+        """Endpoints that are not ready and are to be tested now."""
+        now = self.pool.clock()
+        out = [server for server in self.pool.servers.values() if server.status != "ready"]
+        return [s for s in out if not self.watch(s).testing and self.watch(s).test_at <= now]
+
     def _start_tests(self) -> None:
         """Begin tests of endpoints that are not in use, and canaries of those that are."""
         for test in [test for test in self._tests if test.done()]:
             del self._tests[test]
             test.result()
-        due = self.pool.due_for_test()
-        every = self.config.transport.canary_minutes * 60
-        due += [
-            server
-            for server in self.pool.ready()
-            if not server.testing and (self.pool.clock() - server.proven > every or server.odd >= _ODD_ANSWERS)
-        ]
-        for server in due:
+        for server in self.due_for_test():
             self._start_test(server)
+        latest = self.pool.clock() - self.config.transport.canary_minutes * 60
+        for server in self.pool.ready():
+            watch = self.watch(server)
+            if not watch.testing and (watch.passed_at < latest or self.vouching.odd(server.url)):
+                self._start_test(server)
 
-    def _start_test(self, server: Server) -> asyncio.Task:
-        server.testing = True  # two at once would count the same answers as proven twice
+    def _start_test(self, server: PooledEndpoint) -> asyncio.Task:
+        self.watch(server).testing = True
         test = asyncio.create_task(self.test(server))
         self._tests[test] = server
         return test
 
-    async def test(self, server: Server) -> None:
+    async def test(self, server: PooledEndpoint) -> None:
         """Probe (an endpoint that is new or was out) and canary; then in, out, or later again."""
-        server.odd = 0
+        sent = self.vouching.moment(server.url)
         try:
-            if server.status != "ready" and not await self._probe(server):
-                return
-            # What arrives from here on, the next canary has to prove.
-            proven, position = server.unproven, self.answers.position
+            if server.status != "ready":
+                if not await self._probe(server):
+                    return
+                sent = self.vouching.moment(server.url)
             problem = await self.canary.ask(server.url)
             if isinstance(problem, str):
                 # Hosted APIs answer nothing now and then (req_llm issue 944); a broken engine does it again.
                 problem = await self.canary.ask(server.url)
             if problem is None:
-                server.unproven -= proven
-                server.trusted = position
-                if proven:
-                    self.answers.prove(server)
-                self.pool.admit(server)
-                return
-            if isinstance(problem, Failure):
+                self.vouching.passed(server.url, sent)
+                self._admit(server)
+            elif isinstance(problem, Failure):
                 self._unreachable(server, problem)
-                return
-            # Refused (a bad key, an empty balance, a broken server): answers that came before are as good as ever.
-            refused = isinstance(problem, Refused)
-            if refused:
+            elif isinstance(problem, CanaryRefused):
+                # A bad key, an empty balance, a broken server.
                 reason = f"refuses its canary: {problem.reason}"
                 self.say(f"{server.url} {reason}; what it has refused since its last good one is asked again")
+                self._take_out(server, reason)
+                self.vouching.refused(server.url)
             else:
                 reason = f"fails its canary: {problem}"
-                self.say(f"{server.url} {reason}; {server.unproven} answers since its last good one")
-            if server.status == "ready":
-                self.pool.take_out(server, reason)
-            self.answers.distrust(server, refusals=refused)
-            self.pool.postpone(server, reason)
+                doubtful = self.vouching.doubtful(server.url)
+                self.say(f"{server.url} {reason}; {doubtful} answers since its last good one")
+                self._take_out(server, reason)
+                self.vouching.failed(server.url)
         finally:
-            server.testing = False
+            self.watch(server).testing = False
 
-    async def _probe(self, server: Server) -> bool:
+    async def _probe(self, server: PooledEndpoint) -> bool:
         facts = await self.canary.probe(server.url)
         if isinstance(facts, Failure):
             self._unreachable(server, facts)
@@ -177,24 +176,42 @@ class Supervisor:
             self.context_length = min(self.context_length or facts.context_length, facts.context_length)
         return True
 
-    def _unreachable(self, server: Server, failure: Failure) -> None:
+    def _unreachable(self, server: PooledEndpoint, failure: Failure) -> None:
         """A canary without an answer says nothing about the answers before it."""
         if failure.kind == "fatal":
             raise UserError(f"{server.url}: {failure.reason}")
         if server.status == "ready":
             # Busy servers may be slow to answer; failing requests will take it out if it is more.
-            server.proven = self.pool.clock()
+            self.watch(server).passed_at = self.pool.clock()
         else:
-            self.pool.postpone(server, failure.reason)
+            self._postpone(server, failure.reason)
+
+    def _admit(self, server: PooledEndpoint) -> None:
+        watch = self.watch(server)
+        watch.passed_at, watch.failed_tests = self.pool.clock(), 0
+        self.pool.admit(server)
+
+    def _take_out(self, server: PooledEndpoint, reason: str) -> None:
+        if server.status == "ready":
+            self.pool.take_out(server, reason)
+        self._postpone(server, reason)
+
+    def _postpone(self, server: PooledEndpoint, reason: str) -> None:
+        """Test it again after a pause that doubles."""
+        watch = self.watch(server)
+        server.reason = reason
+        watch.test_at = self.pool.clock() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**watch.failed_tests)
+        watch.failed_tests += 1
 
     async def close(self) -> None:
         """A last canary for every endpoint with answers that are not proven yet."""
+        doubtful = self.vouching.doubtful
         # Those under way may void answers; what came after they began, they don't prove.
-        await asyncio.gather(*(test for test, server in self._tests.items() if server.unproven))
-        await asyncio.gather(*(self._start_test(server) for server in self.pool.ready() if server.unproven))
+        await asyncio.gather(*(test for test, server in self._tests.items() if doubtful(server.url)))
+        await asyncio.gather(*(self._start_test(server) for server in self.pool.ready() if doubtful(server.url)))
 
-    async def _watch(self) -> None:
-        """Let the number in flight grow in small steps; break off what takes too long. Waits for nobody."""
+    async def _keep_going(self) -> None:
+        """Let the number in flight grow in small steps; take out what hangs. Waits for nobody."""
         while True:
             for server in self.pool.check_progress():
                 self.say(f"{server.url} hangs ({server.reason}): taken out until a canary passes")

@@ -59,7 +59,7 @@ def authorization(engine: Engine) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-class Transport:
+class HttpTransport:
     """The connections to all endpoints. An async context manager."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._connections = Connections(self._headers, largest_reply)
 
-    async def __aenter__(self) -> "Transport":
+    async def __aenter__(self) -> "HttpTransport":
         self._session = aiohttp.ClientSession(
             # No limit here: the pool bounds the requests in flight, and a hidden limit of 100 would cap them.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ttl_dns_cache=300),

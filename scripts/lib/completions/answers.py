@@ -199,31 +199,38 @@ class ShardAnswers:
         """(answers, position of the first) by endpoint of what earlier jobs left unproven."""
         return {endpoint: (len(offsets), offsets[0]) for endpoint, offsets in self._unproven.items() if offsets}
 
-    def void(self, endpoint: str, since: int, *, refusals: bool = False) -> tuple[dict[str, tuple], set[str]]:
-        """Journal that the answers of `endpoint` from position `since` on are not to be trusted, or only its refusals.
+    def void(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
+        """Journal that the answers of `endpoint` from position `since` on are not to be trusted.
 
         Returns, of the prompts that got one, (outcome, input tokens, output tokens, US dollars) by id of those that had
         their outcome, and the ids of the others.
         """
+        voided = self._void(since, lambda head: head[-1] == endpoint)
+        self.prove(endpoint, self.journal.position)  # nothing of it is left to be proven
+        return voided
+
+    def void_refusals(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
+        """As `void`, of what `endpoint` refused only."""
+        return self._void(since, lambda head: head[-1] == endpoint and head[0] == DONE and OUTCOMES[head[2]].refused)
+
+    def _void(self, since: int, doubtful: Callable[[list], bool]) -> tuple[dict[str, tuple], set[str]]:
         self.journal.write()
         counts: dict[str, tuple] = {}
         begun: set[str] = set()
         for _, head, _ in scan(self.journal.path, since):
             if head is None:
                 continue
-            kind, id = head[0], head[1]
+            kind, prompt = head[0], head[1]
             if kind == VOID:
-                begun.discard(id)
-                counts.pop(id, None)
+                begun.discard(prompt)
+                counts.pop(prompt, None)
                 continue
-            if head[-1] == endpoint and (not refusals or (kind == DONE and OUTCOMES[head[2]].refused)):
-                begun.add(id)
-            if kind == DONE and id in begun:
-                counts[id] = tuple(head[2:6])
-        for id in sorted(begun):
-            self.journal.append([VOID, id, *counts.get(id, ())], None)
-        if not refusals:
-            self.prove(endpoint, self.journal.position)  # nothing of it is left to be proven
+            if doubtful(head):
+                begun.add(prompt)
+            if kind == DONE and prompt in begun:
+                counts[prompt] = tuple(head[2:6])
+        for prompt in sorted(begun):
+            self.journal.append([VOID, prompt, *counts.get(prompt, ())], None)
         return counts, begun - counts.keys()
 
     def finish(

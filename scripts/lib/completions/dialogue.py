@@ -5,7 +5,6 @@ Pure rules, no IO: the stage sends what `next_request` returns and hands back wh
 
 import hashlib
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 from scripts.lib.client.attempts import GivenUp
 from scripts.lib.client.backlog import Work
 from scripts.lib.completions.outcomes import Verdict, judge
-from scripts.lib.config.model import Dataset, Sampling, Transport
+from scripts.lib.config.model import Dataset, Sampling
 from scripts.lib.core.records import OUTCOMES, Completion, Message, Turn
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.target.model import Target, TemplateError
@@ -51,14 +50,10 @@ class Dialogue:
         dataset: Dataset,
         sampling: Sampling,
         max_tokens: int,
-        transport: Transport,
-        jitter: random.Random,
     ) -> None:
         self.target, self.name, self.dataset, self.sampling = target, name, dataset, sampling
         self.max_tokens = max_tokens
         self.context_length = target.context_length  # lowered when an endpoint serves less
-        self.transport = transport
-        self.jitter = jitter
         self._stop_ids = tuple(sorted(target.eos_ids))
         self._serial = itertools.count()
 
@@ -204,9 +199,8 @@ class Dialogue:
 
     # --- failures ---
 
-    def failed(self, work: Work, failure: Failure, successes: int) -> Step:
-        """What a failure that isn't fatal means for the prompt. `successes` counts what the servers answered."""
-        next_try = work.attempts.failed(failure, successes, self.transport, self.jitter)
+    def tried(self, work: Work, next_try: float | GivenUp) -> Step:
+        """What follows from a failure: seconds until the next try, or the prompt's end."""
         if isinstance(next_try, GivenUp):
             return self._end(work, next_try.outcome, next_try.reason)
         return Step("again", delay=next_try)

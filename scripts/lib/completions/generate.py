@@ -13,14 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from scripts.lib.client.attempts import GivenUp
 from scripts.lib.client.backlog import Backlog, Work
+from scripts.lib.client.blame import Blame
 from scripts.lib.client.canary import Canary
-from scripts.lib.client.pool import Pool, Server
+from scripts.lib.client.pool import Pool, PooledEndpoint
 from scripts.lib.client.sending import Sender
 from scripts.lib.client.stopping import Stopped, first_trouble, signals
 from scripts.lib.client.supervision import Supervisor
-from scripts.lib.client.transport import Transport, authorization, require_descriptors
+from scripts.lib.client.transport import HttpTransport, authorization, require_descriptors
+from scripts.lib.client.vouching import Vouching
 from scripts.lib.completions.answers import ShardAnswers, token_counts
+from scripts.lib.completions.arrivals import ShardArrivals
 from scripts.lib.completions.budget import Account, Amount
 from scripts.lib.completions.dialogue import Dialogue, Step
 from scripts.lib.completions.identity import identity
@@ -35,7 +39,7 @@ from scripts.lib.core.records import OUTCOMES, read_provenance
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.fleet.lease import Lease, lease
-from scripts.lib.prompts.shard import prompt_ids, read_prompts
+from scripts.lib.prompts.shard import read_prompts
 from scripts.lib.target.model import Target, load_target
 from scripts.lib.target.output import add_text
 
@@ -43,7 +47,6 @@ _SAVE_SECONDS = 1.0
 _BUDGET_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _GARBAGE = 100_000  # new objects between two looks for cycles
-_REFUSED_ALL = 20  # refusals before the first answer that tell of wrong settings
 _PROMPT_COST = 0.05  # a prompt token's work next to an output token's
 
 
@@ -100,12 +103,9 @@ class Generation:
                 f"datasets.{job.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
             )
         self.clock = clock
-        self.dialogue = Dialogue(
-            target, job.dataset, dataset, config.sampling, self.lane.max_tokens, self.settings, random.Random()
-        )
+        self.dialogue = Dialogue(target, job.dataset, dataset, config.sampling, self.lane.max_tokens)
         self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
         self.pool.left = self._left
-        self.pool.unproven = answers.unproven()
         self.meter = Meter(job.name, 0, self.clock)
         files = ProgressFile(job.state, config, job.dataset, job.shard)
         self.reporter = Reporter(self.meter, files, lambda: self.pool.in_flight)
@@ -114,10 +114,13 @@ class Generation:
         self.account = Account(job.state, config, job.dataset, job.shard, spent)
         self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
         self.supervisor: Supervisor | None = None
-        self._tainted: set[str] = set()  # prompts under way whose turns are not to be trusted
-        # Refusals wait here for the first answer: an API that refuses the settings refuses every prompt.
-        self._refused: list[Step] = []
-        self._answered = any(totals.outcomes[name] for name, outcome in OUTCOMES.items() if outcome.generated)
+        self.vouching = Vouching(
+            ShardArrivals(answers, self.meter, job.prompts),
+            lambda prompts: self.backlog.add(self._work(prompts.__contains__)),
+            answered=any(totals.outcomes[name] for name, outcome in OUTCOMES.items() if outcome.generated),
+        )
+        for url, (count, since) in answers.unproven().items():
+            self.vouching.doubt(url, count, since)
 
     def say(self, text: str) -> None:
         self.reporter.say(text)
@@ -170,10 +173,11 @@ class Generation:
                     self.pool,
                     canary,
                     self.transport,
-                    self,
+                    self.vouching,
                     self.say,
                 )
-                self.sender = Sender(self.settings, self.adapter, self.pool, self.transport, self.clock, self.say)
+                self.sender = Sender(self.settings, self.pool, self.transport)
+                self.blame = Blame(self.settings, self.adapter, self.pool, self.transport, self.say, random.Random())
                 self.backlog = Backlog(self._work(), self.clock, 2 * self.lane.concurrency)
                 helpers = [
                     asyncio.create_task(helper)
@@ -192,15 +196,15 @@ class Generation:
                             raise self.answers.journal.problem
                         # A bad canary puts prompts back into the backlog.
                         await first_trouble([stop, *helpers], [asyncio.create_task(supervisor.close())])
-                    self._release()
+                    self.vouching.release()
                 finally:
                     for task in (*helpers, *workers):
                         task.cancel()
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
                     self.account.save(give_back=True)
 
-    def _session(self) -> Transport:
-        return Transport(authorization(self.config.engine), through_proxy=self.adapter.hosted)
+    def _session(self) -> HttpTransport:
+        return HttpTransport(authorization(self.config.engine), through_proxy=self.adapter.hosted)
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
         for prompt in read_prompts(self.job.prompts, wanted or (lambda id: id not in self.answers)):
@@ -218,8 +222,10 @@ class Generation:
                 continue
             if step.completion is None:
                 self.meter.add("over_budget", 0, 0)
-            elif step.refused and not self._answered:
-                self._hold(step)
+            elif step.refused:
+                number = self.vouching.arrived(step.endpoint)
+                reason, stands = step.completion.reason or "", functools.partial(self._done, step)
+                self.vouching.refused_work(step.endpoint, number, work.prompt.id, reason, stands)
             else:
                 self._done(step)
             self.backlog.finished()
@@ -229,22 +235,6 @@ class Generation:
         input_tokens, output_tokens, cost = token_counts(step.completion.turns)
         self.answers.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
         self.meter.add(step.completion.outcome, input_tokens, output_tokens)
-
-    def _hold(self, step: Step) -> None:
-        """Keep a refusal back. Raises UserError when there have been too many before any answer."""
-        assert step.completion is not None
-        self._refused.append(step)
-        if len(self._refused) >= _REFUSED_ALL:
-            raise UserError(
-                f"{step.endpoint}: the first {_REFUSED_ALL} prompts were all refused, none was answered: "
-                f"{step.completion.reason}: correct what it names and run again, they are asked anew"
-            )
-
-    def _release(self) -> None:
-        """There are answers, or nothing else is left: the refusals stand."""
-        held, self._refused, self._answered = self._refused, [], True
-        for step in held:
-            self._done(step)
 
     async def _advance(self, work: Work) -> Step:
         """Ask turn after turn until the prompt is done, has to wait, or can't be paid (`done` without completion)."""
@@ -289,12 +279,11 @@ class Generation:
                 result = step
             else:
                 payment.failed(result)
-        failure = await self.sender.blame(server, request.id, work.attempts, result)
-        step = self.dialogue.failed(work, failure, self.pool.successes)
-        if failure.kind == "permanent":
+        next_try = await self.blame.next_try(server, request.id, work.attempts, result)
+        step = self.dialogue.tried(work, next_try)
+        if isinstance(next_try, GivenUp) and next_try.refused:
             # A server that refuses everything is broken: a canary vouches for refusals as it does for answers.
-            self._unproven(step, server, odd=True)
-            step.refused = True
+            step.refused, step.endpoint = True, server.url
         else:
             self.meter.retried += 1
         return step
@@ -312,7 +301,7 @@ class Generation:
         return len(request.prompt_ids) + request.max_tokens <= self.dialogue.context_length
 
     def _take_answer(
-        self, work: Work, request: Request, server: Server, answer: Answer, seconds: float
+        self, work: Work, request: Request, server: PooledEndpoint, answer: Answer, seconds: float
     ) -> Step | Failure:
         step = self.dialogue.answered(work, request, answer, server.url, seconds)
         if isinstance(step, Failure):
@@ -320,49 +309,17 @@ class Generation:
         tokens = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
         self.pool.succeeded(server, tokens, seconds)
         self.mean_output += 0.02 * (tokens - self.mean_output)
+        step.endpoint = server.url
         odd = step.kind == "again" or (step.completion is not None and step.completion.outcome == "repetition")
-        self._unproven(step, server, odd)
+        self.vouching.arrived(server.url)
+        self.vouching.answered(server.url, odd=odd)
         work.attempts.avoid = None
-        if not self._answered:
-            self._release()
         return step
-
-    # --- what canaries vouch for ---
-
-    def _unproven(self, step: Step, server: Server, odd: bool) -> None:
-        """What follows from an answer or a refusal stands until a canary fails; many odd ones call for one at once."""
-        step.endpoint, server.last_sign = server.url, self.clock()
-        server.unproven += 1
-        server.odd = server.odd + 1 if odd else 0
-
-    @property
-    def position(self) -> int:
-        return self.answers.journal.position
-
-    def prove(self, server: Server) -> None:
-        """Note in the journal how far an endpoint is trusted."""
-        self.answers.prove(server.url, server.trusted)
-
-    def distrust(self, server: Server, *, refusals: bool = False) -> None:
-        """Ask again what an endpoint answered, or only what it refused, since its last good canary."""
-        if not server.unproven:
-            return
-        counts, under_way = self.answers.void(server.url, server.trusted, refusals=refusals)
-        server.unproven = max(0, server.unproven - len(counts)) if refusals else 0
-        for id in prompt_ids(self.job.prompts):  # others have left the shard, and are not counted
-            if id in counts:
-                self.meter.remove(*counts[id][:3])
-        self._tainted |= under_way
-        again = set(counts) | {step.completion.id for step in self._refused if step.endpoint == server.url}
-        self._refused = [step for step in self._refused if step.endpoint != server.url]
-        if again:
-            self.backlog.add(self._work(again.__contains__))
 
     def _forget_tainted(self, work: Work) -> bool:
         """Start a prompt anew whose turns came from a broken engine. True when it was one."""
-        if work.prompt.id not in self._tainted:
+        if not self.vouching.forget_tainted(work.prompt.id):
             return False
-        self._tainted.discard(work.prompt.id)
         work.turns, work.part, work.prompt_ids, work.resamples = [], None, None, 0
         return True
 

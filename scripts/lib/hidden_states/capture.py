@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from scripts.lib.client.attempts import Attempts, GivenUp
 from scripts.lib.client.backlog import Backlog
+from scripts.lib.client.blame import Blame
 from scripts.lib.client.canary import Canary
-from scripts.lib.client.pool import Pool, Server
+from scripts.lib.client.pool import Pool, PooledEndpoint
 from scripts.lib.client.sending import Sender
 from scripts.lib.client.supervision import Supervisor
-from scripts.lib.client.transport import Transport, authorization, require_descriptors
+from scripts.lib.client.transport import HttpTransport, authorization, require_descriptors
+from scripts.lib.client.vouching import Voided, Vouching
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
@@ -24,7 +27,7 @@ from scripts.lib.engines.launching import environment_program
 from scripts.lib.engines.sglang import SGLang, installed_help
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.hidden_states.plan import Capture, capturing
-from scripts.lib.hidden_states.store import Row, Store, Stored
+from scripts.lib.hidden_states.store import CorpusRow, StateFiles, Stored
 from scripts.lib.hidden_states.wire import INFO, read_states, server_problem, states_call, states_request
 from scripts.lib.target.model import Target
 
@@ -36,7 +39,7 @@ _LINE_SECONDS = 10.0
 class Piece:
     """A row on its way."""
 
-    row: Row
+    row: CorpusRow
     sends: int = 0
     attempts: Attempts = field(default_factory=Attempts)
 
@@ -63,7 +66,7 @@ def prepare(config: Config, capture: Capture) -> Config:
 
 
 async def _problems(config: Config, capture: Capture) -> dict[str, str | None]:
-    async with Transport(authorization(config.engine)) as transport:
+    async with HttpTransport(authorization(config.engine)) as transport:
         found: dict[str, str | None] = {}
         for url in config.engine.endpoints:
             reply = await transport.call_within(30.0, url.rstrip("/"), INFO)
@@ -72,6 +75,45 @@ async def _problems(config: Config, capture: Capture) -> dict[str, str | None]:
             else:
                 found[url] = server_problem(reply.json(), capture)
         return found
+
+
+class Captured:
+    """What one pass has got of each row, by sample id."""
+
+    def __init__(self, store: StateFiles, tensor: str) -> None:
+        self._store, self._tensor = store, tensor
+        self.stored: dict[str, Stored] = {}  # files that this pass has finished
+        self.done: dict[str, int] = {}  # tokens
+        self.failed: dict[str, str] = {}  # why
+        self.reading: set[str] = set()  # their reply is being read
+        self.position = 0  # replies so far
+        self._arrived: dict[str, tuple[str, int]] = {}  # endpoint and position of the last reply
+
+    def arrived(self, name: str, url: str) -> None:
+        """A reply is about to be read: a canary may fail meanwhile."""
+        self._arrived[name] = url, self.position
+        self.position += 1
+        self.reading.add(name)
+
+    def prove(self, url: str, before: int) -> None:
+        """Nothing to note: a later job asks for whole files only."""
+
+    def void(self, url: str, since: int) -> Voided:
+        doubtful = self._since(url, since)
+        return Voided(self._discard(doubtful & (self.done.keys() | self.failed.keys())), doubtful & self.reading)
+
+    def void_refusals(self, url: str, since: int) -> Voided:
+        return Voided(self._discard(self._since(url, since) & self.failed.keys()), set())
+
+    def _since(self, url: str, since: int) -> set[str]:
+        return {name for name, (whose, at) in self._arrived.items() if whose == url and at >= since}
+
+    def _discard(self, names: set[str]) -> set[str]:
+        for name in names:
+            self._store.forget(name, self._tensor)
+            for kept in (self.done, self.failed, self.stored):
+                kept.pop(name, None)
+        return names
 
 
 @dataclass(eq=False)
@@ -83,18 +125,14 @@ class Pass:
     target: Target
     state: Path
     capture: Capture
-    store: Store
-    rows: Callable[[Container[str]], Iterator[Row]]
+    store: StateFiles
+    rows: Callable[[Container[str]], Iterator[CorpusRow]]
     missing: dict[str, int]  # tokens by sample id
     say: Callable[[str], None]
-    stored: dict[str, Stored] = field(default_factory=dict)  # files that this pass has finished
-    failed: dict[str, str] = field(default_factory=dict)  # why, by sample id
-    done: dict[str, int] = field(default_factory=dict)  # tokens by sample id
-    replies: int = 0
-    arrived: dict[str, tuple[str, int]] = field(default_factory=dict)  # endpoint and number of each sample's last reply
-    reading: set[str] = field(default_factory=set)  # samples whose reply is being read
-    tainted: set[str] = field(default_factory=set)  # of these, those whose server turned out to be broken
-    jitter: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        self.got = Captured(self.store, self.capture.tensor)
+        self.vouching = Vouching(self.got, lambda names: self.backlog.add(self._pieces(names)), answered=False)
 
     def run(self) -> None:
         """Ask until every row is captured or has failed for good. Raises UserError when there is no hope for more."""
@@ -112,24 +150,21 @@ class Pass:
         self.begun = time.monotonic()
         self.pool = Pool(ceiling, time.monotonic, settings.ramp_per_second, settings.idle_seconds)
         self.backlog: Backlog[Piece] = Backlog(self._pieces(self.missing), time.monotonic, 2 * ceiling)
-        states = Transport(authorization(self.config.engine), largest_reply=sys.maxsize)  # as large as a sample is long
+        states = HttpTransport(
+            authorization(self.config.engine), largest_reply=sys.maxsize
+        )  # as large as a sample is long
         async with states as self.transport, asyncio.TaskGroup() as group:
             canary = Canary(self.config, self.target, self.adapter, self.transport, self.state)
             self.supervisor = Supervisor(
-                self.config,
-                ceiling,
-                held,
-                self.pool,
-                canary,
-                self.transport,
-                self,
-                self.say,
+                self.config, ceiling, held, self.pool, canary, self.transport, self.vouching, self.say
             )
-            self.sender = Sender(settings, self.adapter, self.pool, self.transport, time.monotonic, self.say)
+            self.sender = Sender(settings, self.pool, self.transport)
+            self.blame = Blame(settings, self.adapter, self.pool, self.transport, self.say, random.Random())
             helpers = [group.create_task(self.supervisor.run()), group.create_task(self._keep_reporting())]
             while self.backlog.open:
                 await asyncio.wait([group.create_task(self._worker()) for _ in range(ceiling)])
                 await self.supervisor.close()  # a bad canary puts rows back into the backlog
+            self.vouching.release()
             for helper in helpers:
                 helper.cancel()
 
@@ -155,29 +190,25 @@ class Pass:
         begun = time.monotonic()
         reply = await self.sender.send(server, states_call(request), tokens, float(tokens))
         if isinstance(reply, Failure):
-            return await self._failed(piece, server, request.id, reply)
-        # Noted now: a canary may fail while the reply is still being read.
-        self.arrived[row.id] = server.url, self.replies
-        self.replies += 1
-        self.reading.add(row.id)
-        server.unproven += 1
+            return await self._failed(piece, server, request.id, reply, None)
+        number = self.vouching.arrived(server.url)
+        self.got.arrived(row.id, server.url)
         # Parsing, hashing and fsync leave the interpreter free for other replies.
         result = await asyncio.to_thread(self._keep, row, request, reply)
-        self.reading.discard(row.id)
-        tainted = row.id in self.tainted
-        self.tainted.discard(row.id)
-        if tainted:
+        self.got.reading.discard(row.id)
+        if self.vouching.forget_tainted(row.id):
             self.store.forget(row.id, self.capture.tensor)
             return 0.0
         if isinstance(result, Failure):
-            return await self._failed(piece, server, request.id, result)
+            return await self._failed(piece, server, request.id, result, number)
         if result is not None:
-            self.stored[row.id] = result
-        self.done[row.id] = tokens
+            self.got.stored[row.id] = result
+        self.got.done[row.id] = tokens
         self.pool.succeeded(server, tokens, time.monotonic() - begun)
+        self.vouching.answered(server.url)
         return None
 
-    def _keep(self, row: Row, request: Request, reply: Reply) -> Stored | Failure | None:
+    def _keep(self, row: CorpusRow, request: Request, reply: Reply) -> Stored | Failure | None:
         states = read_states(self.adapter, request, self.capture.width, row.id, reply, time.time())
         if isinstance(states, Failure):
             return states
@@ -185,41 +216,23 @@ class Pass:
         engine = f"{SGLang.kind} {facts.version}" if facts and facts.version else SGLang.kind
         return self.store.write(row, {**self.store.part(row), self.capture.tensor: states}, engine)
 
-    async def _failed(self, piece: Piece, server: Server, request_id: str, failure: Failure) -> float | None:
-        """Seconds until the next try; None when the row is given up."""
-        failure = await self.sender.blame(server, request_id, piece.attempts, failure)
-        next_try = piece.attempts.failed(failure, self.pool.successes, self.config.transport, self.jitter)
+    async def _failed(
+        self, piece: Piece, server: PooledEndpoint, request_id: str, failure: Failure, number: int | None
+    ) -> float | None:
+        """Seconds until the next try; None when the row is given up. `number` is its reply's, if there was one."""
+        next_try = await self.blame.next_try(server, request_id, piece.attempts, failure)
         if not isinstance(next_try, GivenUp):
             return next_try
-        self.failed[piece.row.id] = next_try.reason
-        self.say(f"warning: no hidden states of sample {piece.row.id}: {next_try.reason}")
+        give_up = partial(self._give_up, piece.row.id, next_try.reason)
+        if next_try.refused and number is not None:
+            self.vouching.refused_work(server.url, number, piece.row.id, next_try.reason, give_up)
+        else:
+            give_up()
         return None
 
-    # --- what canaries vouch for ---
-
-    @property
-    def position(self) -> int:
-        return self.replies
-
-    def prove(self, server: Server) -> None:
-        """Nothing to note: a later job asks for whole files only."""
-
-    def distrust(self, server: Server, *, refusals: bool = False) -> None:
-        """Ask again what an endpoint returned, or only what it refused, since its last good canary."""
-        if not server.unproven:
-            return
-        doubtful = {id for id, (url, at) in self.arrived.items() if url == server.url and at >= server.trusted}
-        ids = doubtful & (self.failed.keys() if refusals else self.done.keys() | self.failed.keys())
-        server.unproven = max(0, server.unproven - len(ids)) if refusals else 0
-        if not refusals:
-            self.tainted |= doubtful & self.reading
-        for id in ids:
-            self.store.forget(id, self.capture.tensor)
-            self.done.pop(id, None)
-            self.failed.pop(id, None)  # refused by it, or given up on its last failure
-            self.stored.pop(id, None)
-        if ids:
-            self.backlog.add(self._pieces(ids))
+    def _give_up(self, name: str, reason: str) -> None:
+        self.got.failed[name] = reason
+        self.say(f"warning: no hidden states of sample {name}: {reason}")
 
     async def _keep_reporting(self) -> None:
         while True:
@@ -229,11 +242,12 @@ class Pass:
 
     def line(self, seconds: float) -> str:
         """Progress, `seconds` after the beginning."""
-        tokens, left = sum(self.done.values()), sum(self.missing.values())
-        left -= tokens + sum(self.missing[id] for id in self.failed)
+        done, failed = self.got.done, self.got.failed
+        tokens, left = sum(done.values()), sum(self.missing.values())
+        left -= tokens + sum(self.missing[name] for name in failed)
         rate = tokens / max(seconds, 1e-9)
         return (
-            f"{self.capture.name} {len(self.done)}/{len(self.missing)} failed {len(self.failed)} · {rate:.0f} tok/s · "
+            f"{self.capture.name} {len(done)}/{len(self.missing)} failed {len(failed)} · {rate:.0f} tok/s · "
             f"{self.pool.in_flight} in flight · eta {duration(left / rate / 3600 if rate else None)}"
         )
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scripts.lib.config.model import HiddenStates
-from scripts.lib.hidden_states.store import Row
+from scripts.lib.hidden_states.store import CorpusRow
 from scripts.lib.training.reader import Corpus
 from scripts.lib.training.shuffle import subset_keys
 
@@ -44,10 +44,10 @@ def choose(corpus: Corpus, settings: HiddenStates) -> Chosen:
     return Chosen(dict(zip(names, tokens)), max(tokens, default=0))
 
 
-def rows(corpus: Corpus, wanted: Container[str]) -> Iterator[Row]:
+def rows(corpus: Corpus, wanted: Container[str]) -> Iterator[CorpusRow]:
     """The wanted samples, in the order of the corpus."""
     for table in corpus.tables(["id", "input_ids", "loss_mask"]):
         for batch in table.to_batches(max_chunksize=64):
             for id, ids, mask in zip(batch["id"], batch["input_ids"], batch["loss_mask"]):
                 if (name := id.as_py()) in wanted:
-                    yield Row(name, ids.values.to_numpy(), mask.values.to_numpy())
+                    yield CorpusRow(name, ids.values.to_numpy(), mask.values.to_numpy())

@@ -15,8 +15,8 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
 from scripts.lib.hidden_states.capture import Pass, prepare
 from scripts.lib.hidden_states.choice import Chosen, choose, rows
-from scripts.lib.hidden_states.plan import DTYPE, NUMBER_BYTES, Plan, make_plan, size_line
-from scripts.lib.hidden_states.store import Store, Stored, file_name
+from scripts.lib.hidden_states.plan import DTYPE, NUMBER_BYTES, CapturePlan, make_plan, size_line
+from scripts.lib.hidden_states.store import StateFiles, Stored, file_name
 from scripts.lib.target.model import Target, load_target
 from scripts.lib.training.reader import Corpus
 
@@ -43,7 +43,7 @@ def extract(
     with locks.hold(folder / ".lock", wait=locks.PATIENCE, what=str(folder)):
         # The manifest stands for a whole folder, so it goes first and comes back last.
         (folder / MANIFEST).unlink(missing_ok=True)
-        store = Store(folder, plan)
+        store = StateFiles(folder, plan)
         aside = store.tidy({file_name(id) for id in chosen.tokens})
         if aside:
             say(f"{aside} files of samples that are not chosen now were set aside in {store.unused}")
@@ -69,7 +69,7 @@ def receipt(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**manifest["totals"], "manifest": durable.sha256_file(folder / MANIFEST)}
 
 
-def _look(store: Store, corpus: Corpus, chosen: Chosen) -> tuple[dict[str, Stored], dict[str, set[str]]]:
+def _look(store: StateFiles, corpus: Corpus, chosen: Chosen) -> tuple[dict[str, Stored], dict[str, set[str]]]:
     """What is there and whole: finished files, and the tensors of unfinished ones, by sample id."""
     found: dict[str, Stored] = {}
     parts: dict[str, set[str]] = {}
@@ -88,11 +88,11 @@ def _look(store: Store, corpus: Corpus, chosen: Chosen) -> tuple[dict[str, Store
 
 def _capture(
     config: Config,
-    plan: Plan,
+    plan: CapturePlan,
     corpus: Corpus,
     target_dir: Path,
     target: Target,
-    store: Store,
+    store: StateFiles,
     state: Path,
     chosen: Chosen,
     found: dict[str, Stored],
@@ -127,8 +127,8 @@ def _capture(
         say(f"capturing {capture.name} of {len(wanted)} samples, {sum(wanted.values()):,} tokens")
         one = Pass(configs[capture.name], target_dir, target, state, capture, store, partial(rows, corpus), wanted, say)
         one.run()
-        found.update(one.stored)
-        failed |= {id: (capture.name, reason) for id, reason in one.failed.items()}
+        found.update(one.got.stored)
+        failed |= {id: (capture.name, reason) for id, reason in one.got.failed.items()}
     lost = [id for id in chosen.tokens if id not in found and id not in failed]
     if lost:
         raise UserError(
@@ -139,7 +139,7 @@ def _capture(
 
 def _manifest(
     config: Config,
-    plan: Plan,
+    plan: CapturePlan,
     corpus: Corpus,
     target: Target,
     chosen: Chosen,

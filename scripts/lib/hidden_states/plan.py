@@ -48,7 +48,7 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapturePlan:
     """What every sample's file holds: the tensors of `captures`, bfloat16 [tokens, width], ids and mask."""
 
     method: str
@@ -72,7 +72,7 @@ def require_engine(config: Config) -> None:
         )
 
 
-def make_plan(config: Config) -> Plan:
+def make_plan(config: Config) -> CapturePlan:
     """What to capture. Raises UserError when the configuration or the model has no such states."""
     settings = config.hidden_states
     require_engine(config)
@@ -107,7 +107,7 @@ def make_plan(config: Config) -> Plan:
         captures.append(Capture("last", last, shape.hidden_size, flags, ()))
     tensors = {capture.tensor: [capture.width, *capture.sglang_layers] for capture in captures}
     model = config.model.model_dump(mode="json", include={"name", "revision"})
-    return Plan(settings.method, layers, shape, tuple(captures), digest([1, model, tensors, DTYPE]))
+    return CapturePlan(settings.method, layers, shape, tuple(captures), digest([1, model, tensors, DTYPE]))
 
 
 def model_shape(config: Config) -> Shape:
@@ -138,7 +138,7 @@ def capturing(config: Config, capture: Capture) -> Config:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"launch": launch})})
 
 
-def size_line(plan: Plan, samples: int, tokens: int, about: bool = False) -> str:
+def size_line(plan: CapturePlan, samples: int, tokens: int, about: bool = False) -> str:
     """The plan for people: what, of how much, how large."""
     kept = ", ".join(map(str, plan.layers)) + (" and the last" if len(plan.captures) > 1 else "")
     return (

@@ -19,7 +19,7 @@ import numpy as np
 
 from scripts.lib.core import durable
 from scripts.lib.core.provenance import digest
-from scripts.lib.hidden_states.plan import Plan
+from scripts.lib.hidden_states.plan import CapturePlan
 from scripts.lib.hidden_states.tensor_file import Damaged, pack, read
 
 _PLAIN = re.compile(r"([0-9a-f]{32})(?:/(\d+))?")
@@ -27,7 +27,7 @@ _SUFFIX = ".safetensors"
 
 
 @dataclass(slots=True)
-class Row:
+class CorpusRow:
     """What a file needs of a sample."""
 
     id: str
@@ -54,10 +54,10 @@ def file_name(id: str) -> str:
     return f"{name[:2]}/{name}{_SUFFIX}"
 
 
-class Store:
+class StateFiles:
     """The folder of one plan."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: CapturePlan) -> None:
         self.folder, self.plan = folder, plan
         self.data, self.parts, self.unused = folder / "data", folder / "parts", folder / "unused"
 
@@ -75,7 +75,7 @@ class Store:
                 aside += 1
         return aside
 
-    def find(self, row: Row) -> Stored | None:
+    def find(self, row: CorpusRow) -> Stored | None:
         """The row's finished file when it is there and whole; it is read to its last byte."""
         name = file_name(row.id)
         for path in (self.data / name, self.unused / name):
@@ -87,7 +87,7 @@ class Store:
             return stored
         return None
 
-    def part(self, row: Row) -> dict[str, np.ndarray]:
+    def part(self, row: CorpusRow) -> dict[str, np.ndarray]:
         """The states that earlier captures of this row have left, by tensor; {} when there are none."""
         path = self.parts / file_name(row.id)
         try:
@@ -96,7 +96,7 @@ class Store:
             return {}
         return self._states(file.tensors) if file.metadata.get("key") == self._key(row, finished=False) else {}
 
-    def write(self, row: Row, states: dict[str, np.ndarray], engine: str) -> Stored | None:
+    def write(self, row: CorpusRow, states: dict[str, np.ndarray], engine: str) -> Stored | None:
         """Keep a row's states: as a finished file when they are all there, else as a part (returns None)."""
         name = file_name(row.id)
         finished = len(states) == len(self.plan.captures)
@@ -131,7 +131,7 @@ class Store:
                 continue
             path.unlink()
             if states:
-                row = Row(id, file.tensors["input_ids"], file.tensors["loss_mask"])
+                row = CorpusRow(id, file.tensors["input_ids"], file.tensors["loss_mask"])
                 self.write(row, states, file.metadata["engine"])
 
     def clear_parts(self, keep: Container[str]) -> None:
@@ -140,7 +140,7 @@ class Store:
             if f"{path.parent.name}/{path.name}" not in keep:
                 path.unlink()
 
-    def _finished(self, row: Row, path: Path) -> Stored | None:
+    def _finished(self, row: CorpusRow, path: Path) -> Stored | None:
         try:
             file, sha256 = read(path)
         except (FileNotFoundError, Damaged):
@@ -150,7 +150,7 @@ class Store:
         name = f"data/{path.parent.name}/{path.name}"
         return Stored(row.id, name, sha256, path.stat().st_size, len(row.input_ids), file.metadata["engine"])
 
-    def _key(self, row: Row, finished: bool) -> str:
+    def _key(self, row: CorpusRow, finished: bool) -> str:
         """What a file must say to be this row's under this plan."""
         ids = hashlib.sha256(row.input_ids.astype("<i8").tobytes() + row.loss_mask.astype("<i8").tobytes())
         return digest([self.plan.identity, row.id, ids.hexdigest(), finished])

@@ -10,6 +10,7 @@ import pytest
 from scripts.lib.client.canary import Canary, degenerate, mismatch
 from scripts.lib.client.pool import Pool
 from scripts.lib.client.supervision import Supervisor
+from scripts.lib.client.vouching import Voided, Vouching
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines import adapter_for
@@ -155,11 +156,12 @@ class House:
     """A supervisor with one endpoint."""
 
     def __init__(self, tmp_path):
-        self.clock, self.wire, self.lines, self.distrusted = Clock(), Wire(), [], []
+        self.clock, self.wire, self.lines, self.voided = Clock(), Wire(), [], []
         self.pool = Pool(8, self.clock, 1e9, 600)
         settings = config()
         judge = Canary(settings, TARGET, adapter_for(settings), self.wire, tmp_path)
         self.position, self.proven = 0, []
+        self.vouching = Vouching(self, lambda names: None, answered=True)
         self.supervisor = Supervisor(
             settings,
             8,
@@ -167,23 +169,32 @@ class House:
             self.pool,
             judge,
             self.wire,
-            self,
+            self.vouching,
             self.lines.append,
         )
         self.pool.update([("http://u0", 0)])
         self.server = self.pool.servers["http://u0"]
 
-    def prove(self, server):
-        self.proven.append((server.url, server.trusted))
+    def prove(self, url, before):
+        self.proven.append((url, before))
 
-    def distrust(self, server, *, refusals=False):
-        self.distrusted.append((server.unproven, server.trusted))
-        server.unproven = 0
+    def void(self, url, since):
+        self.voided.append(since)
+        return Voided(set(), set())
 
     def answer(self, count):
         """Answers come and are journalled."""
-        self.server.unproven += count
-        self.position += 100 * count
+        for _ in range(count):
+            self.vouching.arrived("http://u0")
+            self.position += 100
+
+    @property
+    def doubtful(self):
+        return self.vouching.doubtful("http://u0")
+
+    def odd(self):
+        for _ in range(5):
+            self.vouching.answered("http://u0", odd=True)
 
     def test(self):
         asyncio.run(self.supervisor.test(self.server))
@@ -202,9 +213,9 @@ def test_a_good_canary_proves_what_came_before_it(tmp_path):
     house.test()
     house.answer(2)
     house.test()
-    assert (house.server.unproven, house.server.trusted) == (0, 200)
+    assert house.doubtful == 0
     assert house.proven == [("http://u0", 200)]
-    assert house.distrusted == []
+    assert house.voided == []
 
 
 def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one(tmp_path):
@@ -219,7 +230,8 @@ def test_what_comes_while_a_canary_is_out_is_left_to_the_next_one(tmp_path):
 
     house.wire.call_within = slowly
     house.test()
-    assert (house.server.unproven, house.server.trusted) == (3, 200)
+    assert house.doubtful == 3
+    assert house.proven == [("http://u0", 200)]
 
 
 def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary_are_distrusted(tmp_path):
@@ -230,9 +242,9 @@ def test_a_broken_engine_is_taken_out_and_its_answers_since_the_last_good_canary
     house.answer(2)
     house.wire.ids = [0] * 48
     house.test()
-    assert house.distrusted == [(2, 100)]
-    assert house.server.status == "out"
-    assert any("fails its canary" in line for line in house.lines)
+    assert house.voided == [100]
+    assert (house.server.status, house.doubtful) == ("out", 0)
+    assert any("fails its canary" in line and "; 2 answers since" in line for line in house.lines)
     house.wire.ids = GOOD
     house.test()
     assert house.server.status == "ready"
@@ -244,8 +256,21 @@ def test_an_unreachable_endpoint_is_not_distrusted(tmp_path):
     house.answer(1)
     house.wire.down = Failure("retry", "HTTP 500")
     house.test()
-    assert (house.server.unproven, house.server.trusted) == (1, 0)
-    assert house.distrusted == []
+    assert house.doubtful == 1
+    assert house.voided == []
+
+
+def test_canaries_of_a_dead_server_become_rarer(tmp_path):
+    house = House(tmp_path)
+    house.wire.down = Failure("wait", "can't connect")
+    pauses = []
+    for _ in range(9):
+        assert house.supervisor.due_for_test() == [house.server]
+        house.test()
+        assert house.supervisor.due_for_test() == []
+        pauses.append(house.supervisor.watch(house.server).test_at - house.clock.now)
+        house.clock.now += pauses[-1]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 def test_an_endpoint_that_is_not_up_yet_is_tested_again_later(tmp_path):
@@ -253,7 +278,9 @@ def test_an_endpoint_that_is_not_up_yet_is_tested_again_later(tmp_path):
     house.wire.down = Failure("wait", "can't connect")
     house.test()
     assert house.server.status == "new"
-    assert house.server.test_at > house.clock.now
+    assert house.supervisor.due_for_test() == []
+    house.clock.now = 1.0
+    assert house.supervisor.due_for_test() == [house.server]
     assert house.server.reason == "can't connect"
 
 
@@ -273,11 +300,12 @@ def test_odd_answers_in_a_row_call_for_a_canary_at_once(tmp_path):
         house = House(tmp_path)
         await house.supervisor.test(house.server)
         before = house.wire.asked
-        house.server.odd = 5
+        house.answer(1)
+        house.odd()
         house.supervisor._start_tests()
         await asyncio.gather(*house.supervisor._tests)
         assert house.wire.asked == before + 1
-        assert house.server.odd == 0
+        assert not house.vouching.odd("http://u0")
 
     asyncio.run(scenario())
 
@@ -306,7 +334,7 @@ def test_at_the_end_unproven_answers_get_a_last_canary(tmp_path):
         house.answer(1)
         await house.supervisor.close()
         assert house.wire.asked == before + 1
-        assert house.server.unproven == 0
+        assert house.doubtful == 0
 
     asyncio.run(scenario())
 
@@ -327,7 +355,7 @@ def test_the_end_waits_for_a_canary_that_is_under_way(ids, tmp_path):
             return await call(*arguments, **named)
 
         house.wire.call_within, house.wire.ids = slowly, ids
-        house.server.odd = 5
+        house.odd()
         house.supervisor._start_tests()
         await out.wait()
         house.answer(1)  # the last one, of which this canary says nothing
@@ -336,8 +364,8 @@ def test_the_end_waits_for_a_canary_that_is_under_way(ids, tmp_path):
         assert not end.done()
         go_on.set()
         await end
-        assert house.distrusted == ([] if ids == GOOD else [(3, 0)])
-        assert (house.server.unproven, house.server.status) == (0, "ready" if ids == GOOD else "out")
+        assert house.voided == ([] if ids == GOOD else [0])
+        assert (house.doubtful, house.server.status) == (0, "ready" if ids == GOOD else "out")
 
     asyncio.run(scenario())
 
@@ -353,7 +381,7 @@ def test_a_stale_connection_lets_no_broken_engine_through(tmp_path):
 
     house.wire.call_within, house.wire.ids = first_stale, [0] * 48
     house.test()
-    assert house.distrusted == [(1, 0)]
+    assert house.voided == [0]
 
 
 def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_gives_up(tmp_path):

@@ -26,7 +26,7 @@ def made(clock, servers=1, ceiling=100, ramp=1e9) -> Pool:
     """A pool whose servers are ready and whose ramp is over."""
     pool = Pool(ceiling, clock, ramp, idle_seconds=600)
     pool.update([(f"u{number}", 0) for number in range(servers)])
-    for server in pool.due_for_test():
+    for server in pool.servers.values():
         pool.admit(server)
     clock.now += 1
     return pool
@@ -48,7 +48,7 @@ def test_no_request_before_an_endpoint_passed_its_canary(clock):
     pool = Pool(10, clock, 1e9, 600)
     pool.update([("u0", 0)])
     assert pool.pick(1) is None
-    (server,) = pool.due_for_test()
+    server = pool.servers["u0"]
     pool.admit(server)
     clock.now += 1
     assert pool.pick(1) is server
@@ -155,8 +155,8 @@ def test_a_long_queue_in_the_engine_lowers_the_limit_and_a_short_one_does_not(cl
 def test_a_hung_server_is_taken_out_and_comes_back_after_a_canary(clock):
     pool = made(clock, 2)
     fill(pool, 4)
-    pool.servers["u0"].deadlines.add(FakeDeadline())
-    pool.servers["u1"].deadlines.add(FakeDeadline())
+    pool.servers["u0"].timeouts.add(FakeTimeout())
+    pool.servers["u1"].timeouts.add(FakeTimeout())
     clock.now += 500
     pool.succeeded(pool.servers["u1"], 10, 1.0)
     clock.now += 200
@@ -164,36 +164,28 @@ def test_a_hung_server_is_taken_out_and_comes_back_after_a_canary(clock):
     assert [server.url for server in hung] == ["u0"]
     assert pool.servers["u0"].status == "out"
     assert {server.url for server in fill(pool, 5)} == {"u1"}
-    (server,) = pool.due_for_test()
+    server = pool.servers["u0"]
     pool.admit(server)
     assert server.status == "ready"
 
 
-class FakeDeadline:
-    """The part of a deadline that the pool uses."""
+class FakeTimeout:
+    """The part of a timeout that the pool uses."""
 
-    def __init__(self, at=float("inf")):
-        self.at, self.passed = at, False
+    def __init__(self):
+        self.over = False
 
-    def break_off(self):
-        self.passed = True
+    def reschedule(self, when):
+        self.over = True
 
-
-def test_requests_whose_time_is_up_are_broken_off_and_others_go_on(clock):
-    pool = made(clock)
-    fill(pool, 2)
-    soon, later = FakeDeadline(clock.now + 10), FakeDeadline(clock.now + 20)
-    pool.servers["u0"].deadlines |= {soon, later}
-    clock.now += 11
-    assert pool.check_progress() == []
-    assert (soon.passed, later.passed) == (True, False)
-    assert pool.servers["u0"].status == "ready"
+    def expired(self):
+        return self.over
 
 
 def test_progress_that_the_engine_tells_is_no_hang(clock):
     pool = made(clock)
     fill(pool, 4)
-    pool.servers["u0"].deadlines.add(FakeDeadline())
+    pool.servers["u0"].timeouts.add(FakeTimeout())
     for step in range(5):
         clock.now += 400
         pool.observe("u0", EngineMetrics(running=4), mark=(step,))
@@ -206,29 +198,16 @@ def test_progress_that_the_engine_tells_is_no_hang(clock):
 
 def test_a_restarted_or_vanished_server_breaks_off_its_requests(clock):
     pool = made(clock, 2)
-    deadlines = {}
+    timeouts = {}
     for url in ("u0", "u1"):
-        deadlines[url] = FakeDeadline()
-        pool.servers[url].deadlines.add(deadlines[url])
+        timeouts[url] = FakeTimeout()
+        pool.servers[url].timeouts.add(timeouts[url])
     old = pool.servers["u0"]
     pool.update([("u0", 1)])
-    assert all(deadline.passed for deadline in deadlines.values())
+    assert all(timeout.over for timeout in timeouts.values())
     assert set(pool.servers) == {"u0"}
     assert pool.servers["u0"] is not old
     assert pool.servers["u0"].status == "new"
-
-
-def test_canaries_of_a_dead_server_become_rarer(clock):
-    pool = Pool(10, clock, 1e9, 600)
-    pool.update([("u0", 0)])
-    pauses = []
-    for _ in range(9):
-        (server,) = pool.due_for_test()
-        pool.postpone(server, "refused")
-        pauses.append(server.test_at - clock.now)
-        assert pool.due_for_test() == []
-        clock.now = server.test_at
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 def test_several_failures_in_a_row_take_a_server_out(clock):
@@ -305,19 +284,3 @@ def test_slow_servers_are_spared_the_last_prompts(clock):
     assert pool.pick(100) is None  # waits for a place on the fast one
     pool.take_out(fast, "is gone")
     assert pool.pick(100) is slow  # better than nobody
-
-
-def test_unproven_answers_wait_for_the_next_server_at_their_url():
-    clock = Clock()
-    pool = Pool(10, clock, 1e9, 600)
-    pool.unproven = {"u0": (3, 700)}  # of an earlier job
-    pool.update([("u0", 0), ("u1", 0)])
-    assert (pool.servers["u0"].unproven, pool.servers["u0"].trusted) == (3, 700)
-    assert pool.servers["u1"].unproven == 0
-    pool.servers["u0"].unproven += 2
-    pool.update([("u0", 1), ("u1", 0)])  # restarted
-    assert (pool.servers["u0"].unproven, pool.servers["u0"].trusted) == (5, 700)
-    pool.update([("u1", 0)])
-    pool.update([("u0", 2), ("u1", 0)])  # gone, and there again
-    assert (pool.servers["u0"].unproven, pool.servers["u0"].trusted) == (5, 700)
-    assert pool.unproven == {}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import random
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -11,16 +12,15 @@ import pytest
 from aiohttp import web
 
 from scripts.lib.client.attempts import Attempts
-from scripts.lib.client.deadline import Deadline
+from scripts.lib.client.blame import Blame
 from scripts.lib.client.pool import Pool
 from scripts.lib.client.sending import Sender
-from scripts.lib.client.transport import Transport, authorization, require_descriptors
+from scripts.lib.client.transport import HttpTransport, authorization, require_descriptors
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Engine, Sampling
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Call, Failure, Reply, Request
-from scripts.lib.engines.metrics import EngineMetrics
 from tests.fault_server.server import FaultServer, Settings
 
 CONFIG = parse_config({"engine": {"kind": "sglang"}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
@@ -41,9 +41,9 @@ async def serving(application: web.Application) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def fault_server(fault: str, hosted: bool = False) -> AsyncIterator[tuple[FaultServer, str, Transport]]:
+async def fault_server(fault: str, hosted: bool = False) -> AsyncIterator[tuple[FaultServer, str, HttpTransport]]:
     server = FaultServer(Settings("t", faults={fault: 1.0}))
-    async with serving(server.application()) as url, Transport(through_proxy=hosted) as transport:
+    async with serving(server.application()) as url, HttpTransport(through_proxy=hosted) as transport:
         yield server, url, transport
 
 
@@ -51,7 +51,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-async def ask(transport: Transport, url: str) -> Answer | Failure:
+async def ask(transport: HttpTransport, url: str) -> Answer | Failure:
     reply = await transport.call(url, ADAPTER.request(REQUEST))
     return reply if isinstance(reply, Failure) else ADAPTER.read(REQUEST, reply, 0.0)
 
@@ -59,15 +59,17 @@ async def ask(transport: Transport, url: str) -> Answer | Failure:
 class Job:
     """One endpoint in a pool, and a sender, by a clock that the test sets."""
 
-    def __init__(self, transport: Transport, url: str) -> None:
+    def __init__(self, transport: HttpTransport, url: str) -> None:
         self.now = 0.0
         self.pool = Pool(8, lambda: self.now, 1000.0, idle_seconds=60.0)
         self.pool.update([(url, 0)])
-        (self.endpoint,) = self.pool.due_for_test()
+        (self.endpoint,) = self.pool.servers.values()
         self.pool.admit(self.endpoint)
         self.now = 1.0
         settings = CONFIG.transport.model_copy(update={"base_seconds": 10.0, "min_tokens_per_second": 10.0})
-        self.sender = Sender(settings, ADAPTER, self.pool, transport, lambda: self.now, lambda text: None)
+        self.sender = Sender(settings, self.pool, transport)
+        self.said: list[str] = []
+        self.blame = Blame(settings, ADAPTER, self.pool, transport, self.said.append, random.Random(0))
 
     async def send(self) -> "asyncio.Task[Reply | Failure]":
         """The request on its way: it may take 30 s."""
@@ -78,18 +80,15 @@ class Job:
         return sending
 
     async def pass_deadline(self, sending: "asyncio.Task[Reply | Failure]") -> Failure:
-        """The request is still waited for shortly before its time is up, and not any more shortly after."""
-        self.now = 30.9
-        assert self.pool.check_progress() == []
-        await asyncio.sleep(0)
-        assert not sending.done()
-        self.now = 31.1
-        assert self.pool.check_progress() == []
+        """The request's time is over now."""
+        [timeout] = self.endpoint.timeouts
+        self.now = 31.0
+        timeout.reschedule(asyncio.get_running_loop().time())
         failure = await sending
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.billed) == ("retry", True)
         assert "no answer within 30 s" in failure.reason
-        assert (self.endpoint.in_flight, self.endpoint.deadlines) == (0, set())
+        assert (self.endpoint.in_flight, self.endpoint.timeouts) == (0, set())
         return failure
 
 
@@ -158,6 +157,19 @@ def test_silence_ends_at_the_deadline(fault: str, hosted: bool) -> None:
     run(test)
 
 
+def test_a_requests_time_follows_from_what_it_may_take() -> None:
+    async def test() -> None:
+        async with fault_server("silent_stall") as (_, url, transport):
+            job, loop = Job(transport, url), asyncio.get_running_loop()
+            before = loop.time()
+            sending = await job.send()
+            [timeout] = job.endpoint.timeouts
+            assert before + 30.0 <= timeout.when() <= loop.time() + 30.0  # 10 s, and 200 tokens at 10 each second
+            sending.cancel()
+
+    run(test)
+
+
 def test_stall_in_the_body_ends_at_the_deadline() -> None:
     """Headers and half a body, then silence."""
 
@@ -174,7 +186,7 @@ def test_stall_in_the_body_ends_at_the_deadline() -> None:
 
         application = web.Application()
         application.router.add_post("/generate", handle)
-        async with serving(application) as url, Transport() as transport:
+        async with serving(application) as url, HttpTransport() as transport:
             job = Job(transport, url)
             sending = await job.send()
             await half_sent.wait()
@@ -189,7 +201,7 @@ def test_ghosts_are_aborted() -> None:
 
     async def test() -> None:
         server = FaultServer(Settings("t", tokens_per_second=0.001))
-        async with serving(server.application()) as url, Transport() as transport:
+        async with serving(server.application()) as url, HttpTransport() as transport:
             job = Job(transport, url)
             sending = await job.send()
             while not server.running:
@@ -197,7 +209,7 @@ def test_ghosts_are_aborted() -> None:
             failure = await job.pass_deadline(sending)
             assert server.running == 1  # the ghost
             attempts = Attempts()
-            assert await job.sender.blame(job.endpoint, REQUEST.id, attempts, failure) is failure
+            assert isinstance(await job.blame.next_try(job.endpoint, REQUEST.id, attempts, failure), float)
             assert attempts.avoid == url
             while server.running:
                 await asyncio.sleep(0)
@@ -211,7 +223,7 @@ def test_hung_server_is_taken_out() -> None:
     async def test() -> None:
         server = FaultServer(Settings("t"))
         server.hung.set()
-        async with serving(server.application()) as url, Transport() as transport:
+        async with serving(server.application()) as url, HttpTransport() as transport:
             health = await transport.call(url, Call("GET", "/health"))
             assert isinstance(health, Reply)
             assert health.status == 200
@@ -224,8 +236,9 @@ def test_hung_server_is_taken_out() -> None:
             assert job.pool.check_progress() == [job.endpoint]
             failure = await sending  # broken off, to go elsewhere
             assert isinstance(failure, Failure)
-            failure = await job.sender.blame(job.endpoint, REQUEST.id, Attempts(), failure)
-            assert failure.kind == "wait"  # not the prompt's fault
+            attempts = Attempts()
+            await job.blame.next_try(job.endpoint, REQUEST.id, attempts, failure)
+            assert attempts.counted == 0  # not the prompt's fault
             assert job.pool.ready() == []
             assert job.pool.pick(100) is None
 
@@ -241,8 +254,8 @@ def test_deadline_that_passes_while_the_server_is_taken_out() -> None:
             sending = await job.send()
             while not server.injected:
                 await asyncio.sleep(0)
-            job.now = 31.1
-            job.pool.check_progress()
+            [timeout] = job.endpoint.timeouts
+            timeout.reschedule(asyncio.get_running_loop().time())
             job.pool.take_out(job.endpoint, "was restarted")
             assert isinstance(await sending, Failure)
 
@@ -256,8 +269,7 @@ def test_a_job_that_ends_while_a_deadline_passes_is_cancelled() -> None:
             sending = await job.send()
             while not server.injected:
                 await asyncio.sleep(0)
-            job.now = 31.1
-            job.pool.check_progress()
+            job.pool.take_out(job.endpoint, "no answer for 600 s")
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await sending
@@ -295,27 +307,10 @@ def test_a_slow_abort_does_not_turn_the_blame_on_the_prompt() -> None:
 
             transport.abort = abort  # type: ignore[method-assign]
             broken_off = Failure("retry", "no answer within 9 s", billed=True)
-            failure = await job.sender.blame(job.endpoint, REQUEST.id, Attempts(), broken_off)
-            assert failure.kind == "wait"
+            attempts = Attempts()
+            await job.blame.next_try(job.endpoint, REQUEST.id, attempts, broken_off)
+            assert attempts.counted == 0
             assert job.endpoint.status == "ready"
-
-    run(test)
-
-
-def test_progress_that_the_engine_reports_is_a_sign_of_life() -> None:
-    """Long answers: nothing ends for long, but the engine's counter of tokens moves."""
-
-    async def test() -> None:
-        now = 0.0
-        pool = Pool(8, lambda: now, 1000.0, 60.0)
-        pool.update([("http://s", 0)])
-        pool.admit(pool.servers["http://s"])
-        pool.servers["http://s"].deadlines.add(Deadline(3600.0))
-        for now in range(0, 600, 30):
-            pool.observe("http://s", EngineMetrics(running=4, generated=now), mark=(now,))
-            assert pool.check_progress() == []
-        now = 700.0
-        assert len(pool.check_progress()) == 1
 
     run(test)
 
@@ -333,7 +328,7 @@ def test_no_hidden_limit_of_connections() -> None:
         application = web.Application()
         application.router.add_post("/generate", handle)
         require_descriptors(600)
-        async with serving(application) as url, Transport() as transport:
+        async with serving(application) as url, HttpTransport() as transport:
             replies = await asyncio.gather(*(transport.call(url, ADAPTER.request(REQUEST)) for _ in range(300)))
         assert all(isinstance(reply, Reply) and reply.status == 200 for reply in replies)
 
@@ -353,7 +348,7 @@ def test_connections_are_reused() -> None:
 
         application = web.Application()
         application.router.add_post("/generate", handle)
-        async with serving(application) as url, Transport() as transport:
+        async with serving(application) as url, HttpTransport() as transport:
             for _ in range(50):
                 await transport.call(url, ADAPTER.request(REQUEST))
         assert len(peers) == 1
@@ -375,7 +370,7 @@ def test_no_local_port_is_not_the_servers_fault(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(aiohttp.TCPConnector, "connect", refuse_session)
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
         for through_proxy in (False, True):
-            async with Transport(through_proxy=through_proxy) as transport:
+            async with HttpTransport(through_proxy=through_proxy) as transport:
                 failure = await ask(transport, "http://127.0.0.1:1")
             assert isinstance(failure, Failure)
             assert failure.kind == "throttle"
@@ -386,7 +381,7 @@ def test_no_local_port_is_not_the_servers_fault(monkeypatch: pytest.MonkeyPatch)
 @both_ways
 def test_refused_connection_takes_the_endpoint_out(hosted: bool) -> None:
     async def test() -> None:
-        async with Transport(through_proxy=hosted) as transport:
+        async with HttpTransport(through_proxy=hosted) as transport:
             failure = await ask(transport, "http://127.0.0.1:1")
         assert isinstance(failure, Failure)
         assert failure.kind == "wait"

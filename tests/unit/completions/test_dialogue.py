@@ -25,9 +25,13 @@ def rules(target=KIMI, max_tokens=100, **dataset) -> Dialogue:
         Dataset(**{"class": "B", "source": "x", **dataset}),
         Sampling(seed=5),
         max_tokens,
-        Transport(attempts=ATTEMPTS, backoff_first=1.0, backoff_cap=8.0),
-        random.Random(0),
     )
+
+
+def failed(dialogue: Dialogue, one: Work, failure: Failure, successes: int) -> Step:
+    """What follows when a prompt's attempts meet a failure."""
+    settings = Transport(attempts=ATTEMPTS, backoff_first=1.0, backoff_cap=8.0)
+    return dialogue.tried(one, one.attempts.failed(failure, successes, settings, random.Random(0)))
 
 
 def work(*users: str, tools: str | None = None) -> Work:
@@ -266,10 +270,10 @@ def test_attempts_are_used_up_only_between_successes():
     dialogue, one = rules(), work()
     failure = Failure("retry", "HTTP 500")
     for _ in range(50):
-        assert dialogue.failed(one, failure, successes=7).kind == "again"
+        assert failed(dialogue, one, failure, successes=7).kind == "again"
     assert one.attempts.counted == 1
-    assert dialogue.failed(one, failure, successes=8).kind == "again"
-    step = dialogue.failed(one, failure, successes=9)
+    assert failed(dialogue, one, failure, successes=8).kind == "again"
+    step = failed(dialogue, one, failure, successes=9)
     assert step.completion.outcome == "exhausted"
     assert step.completion.reason == f"{ATTEMPTS} attempts, the last: HTTP 500"
 
@@ -277,23 +281,23 @@ def test_attempts_are_used_up_only_between_successes():
 @pytest.mark.parametrize("kind", ["throttle", "wait"])
 def test_saturated_and_missing_servers_cost_no_attempt(kind):
     dialogue, one = rules(), work()
-    assert all(dialogue.failed(one, Failure(kind, "x"), n).kind == "again" for n in range(50))
+    assert all(failed(dialogue, one, Failure(kind, "x"), n).kind == "again" for n in range(50))
     assert one.attempts.counted == 0
 
 
 def test_a_stale_connection_costs_nothing_but_not_for_ever():
     dialogue, one = rules(), work()
-    delays = [dialogue.failed(one, Failure("free", "closed"), n).delay for n in range(3)]
+    delays = [failed(dialogue, one, Failure("free", "closed"), n).delay for n in range(3)]
     assert delays == [0.0] * 3
     assert one.attempts.counted == 0
-    assert dialogue.failed(one, Failure("throttle", "429"), 3).kind == "again"
+    assert failed(dialogue, one, Failure("throttle", "429"), 3).kind == "again"
     for n in range(3, 3 + ATTEMPTS):
-        step = dialogue.failed(one, Failure("free", "closed"), n)
+        step = failed(dialogue, one, Failure("free", "closed"), n)
     assert step.completion.outcome == "exhausted"
 
 
 def test_a_permanent_failure_has_its_own_outcome():
-    step = rules().failed(work(), Failure("permanent", "HTTP 400: too long", outcome="prompt_too_long"), 1)
+    step = failed(rules(), work(), Failure("permanent", "HTTP 400: too long", outcome="prompt_too_long"), 1)
     assert (step.completion.outcome, step.completion.reason) == ("prompt_too_long", "HTTP 400: too long")
 
 
@@ -308,7 +312,7 @@ def test_backoff_grows_with_full_jitter_up_to_its_cap():
 
 def test_the_servers_own_word_on_the_pause_is_kept():
     dialogue, one = rules(), work()
-    assert dialogue.failed(one, Failure("throttle", "429", retry_after=30.0), 1).delay == 30.0
+    assert failed(dialogue, one, Failure("throttle", "429", retry_after=30.0), 1).delay == 30.0
 
 
 def test_seeds_differ_by_prompt_turn_and_repetition_and_fit_every_engine():

@@ -157,9 +157,8 @@ class Conversation:
     def __init__(self, protocol: str, **engine: object) -> None:
         settings = config(protocol, **engine)
         self.protocol, self.adapter = protocol, adapter_for(settings)
-        self.dialogue = Dialogue(
-            TARGET, "d", settings.datasets["d"], settings.sampling, 400, settings.transport, random.Random(0)
-        )
+        self.dialogue = Dialogue(TARGET, "d", settings.datasets["d"], settings.sampling, 400)
+        self.settings = settings.transport
         messages = [Message("user", "Why do you count?")]
         self.work = Work(Prompt("0" * 32, "d", "x:1", "k", messages))
         self.successes = 0  # of other prompts, in between
@@ -188,7 +187,11 @@ class Conversation:
         if result.kind == "fatal":
             return result, None
         self.successes += 1
-        return result, self.dialogue.failed(self.work, result, self.successes)
+        return result, self.failed(result, self.successes)
+
+    def failed(self, failure: Failure, successes: int) -> Step:
+        next_try = self.work.attempts.failed(failure, successes, self.settings, random.Random(0))
+        return self.dialogue.tried(self.work, next_try)
 
 
 @pytest.mark.parametrize(("row", "protocol"), CASES)
@@ -281,7 +284,7 @@ def test_server_that_fails_everything_burns_no_prompt() -> None:
         assert wire is not None
         failure = conversation.adapter.read(request, reply_of(wire), NOW)
         assert isinstance(failure, Failure)
-        assert conversation.dialogue.failed(conversation.work, failure, successes=7).kind == "again"
+        assert conversation.failed(failure, successes=7).kind == "again"
     assert conversation.work.attempts.counted == 1
 
 

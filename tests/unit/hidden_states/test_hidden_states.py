@@ -22,7 +22,7 @@ from scripts.lib.engines.launching import with_flags
 from scripts.lib.engines.sglang import SGLang
 from scripts.lib.hidden_states import choice, tensor_file, wire
 from scripts.lib.hidden_states.plan import capturing, dry_run, make_plan, size_line
-from scripts.lib.hidden_states.store import Row, Store, file_name
+from scripts.lib.hidden_states.store import CorpusRow, StateFiles, file_name
 from scripts.lib.hidden_states.tensor_file import Damaged, NotBfloat16, pack, to_bfloat16
 from scripts.lib.training.reader import Corpus
 from tests.corpora import corpus, rows_of
@@ -321,7 +321,7 @@ def states(seed, tokens, width):
 
 
 def row(id="a" * 32, tokens=5):
-    return Row(id, np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
+    return CorpusRow(id, np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
 
 
 def full(plan, one, seed=0):
@@ -335,7 +335,7 @@ def small(configured):
 
 @pytest.fixture
 def store(small, tmp_path):
-    return Store(tmp_path / "states", small)
+    return StateFiles(tmp_path / "states", small)
 
 
 def test_files_are_what_safetensors_reads(store, small):
@@ -372,12 +372,12 @@ def test_what_is_there_and_whole_is_found_and_nothing_else(store, small, configu
     assert store.find(one) is None
     stored = store.write(one, full(small, one), "sglang 1")
     assert store.find(one) == stored
-    changed = Row(one.id, one.input_ids, one.loss_mask.copy())
+    changed = CorpusRow(one.id, one.input_ids, one.loss_mask.copy())
     changed.loss_mask[0] = 0
     assert store.find(changed) is None
-    assert store.find(Row(one.id, one.input_ids + 1, one.loss_mask)) is None
+    assert store.find(CorpusRow(one.id, one.input_ids + 1, one.loss_mask)) is None
     other = make_plan(configured(model={"hidden_size": 6, "num_hidden_layers": 12}, layers=[2, 6, 8]))
-    assert Store(store.folder, other).find(one) is None
+    assert StateFiles(store.folder, other).find(one) is None
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty", "foreign", "header"])
@@ -404,7 +404,7 @@ def test_a_file_is_a_part_until_all_captures_are_there(store, small):
     assert not store.data.exists()
     part = store.part(one)
     assert np.array_equal(part[layers.tensor], both[layers.tensor])
-    assert store.part(Row(one.id, one.input_ids + 1, one.loss_mask)) == {}
+    assert store.part(CorpusRow(one.id, one.input_ids + 1, one.loss_mask)) == {}
     stored = store.write(one, {**part, last.tensor: both[last.tensor]}, "sglang 1")
     assert store.find(one) == stored
     assert store.part(one) == {}
@@ -441,12 +441,12 @@ import numpy as np
 from pathlib import Path
 from scripts.lib.config.file import load_config
 from scripts.lib.hidden_states.plan import make_plan
-from scripts.lib.hidden_states.store import Row, Store
+from scripts.lib.hidden_states.store import CorpusRow, StateFiles
 plan = make_plan(load_config(sys.argv[1]))
-store = Store(Path(sys.argv[2]), plan)
+store = StateFiles(Path(sys.argv[2]), plan)
 for number in range(1000000):
     tokens = 1 + number % 400
-    one = Row(f"{number:032x}", np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
+    one = CorpusRow(f"{number:032x}", np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
     states = {c.tensor: np.full((tokens, c.width), number % 999, np.uint16) for c in plan.captures}
     store.write(one, states, "sglang 1")
     print(number, flush=True)
@@ -466,14 +466,14 @@ def test_killed_while_writing_leaves_only_whole_files(configured, tmp_path, afte
     said = [int(line) for line in writer.stdout.read().split()]
     writer.wait()
     writer.stdout.close()
-    store = Store(tmp_path / "states", make_plan(config))
+    store = StateFiles(tmp_path / "states", make_plan(config))
     store.tidy({f"{number:032x}"[:2] + f"/{number:032x}.safetensors" for number in range(10_000)})
     assert not list(store.folder.rglob("*.partial"))
     files = sorted(store.data.rglob("*.safetensors"))
     assert len(files) >= max([after - 1, *said]) + 1
     for number in range(len(files)):
         tokens = 1 + number % 400
-        one = Row(f"{number:032x}", np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
+        one = CorpusRow(f"{number:032x}", np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
         assert store.find(one), number
 
 
