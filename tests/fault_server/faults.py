@@ -3,7 +3,9 @@
 tests/unit/test_faults.py says for each what the client has to make of it.
 """
 
+import gzip
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -154,6 +156,90 @@ def _(protocol, generation, dice, now):
 @fault("reasoning_ws_stripped", CHAT)
 def _(protocol, generation, dice, now):
     return edited(protocol, generation, lambda b: set_text(protocol, b, generation.text.strip()))
+
+
+@fault("content_parts", CHAT)
+def _(protocol, generation, dice, now):
+    """Content as a list: Mistral's thought is a list in the list, others write strings (vercel/ai issue 13703)."""
+    thought = thinking(generation)
+    nested = dice.choice([thought, [{"type": "text", "text": thought}]])
+    first = {"type": "thinking", "thinking": nested} if dice.random() < 0.7 else {"type": "reasoning", "text": thought}
+    parts: list[Any] = [first, {"type": dice.choice(["text", "output_text"]), "text": generation.text}]
+    no_field = {"reasoning": None, "reasoning_content": None}
+    return edited(protocol, generation, lambda b: set_text(protocol, b, parts, **no_field))
+
+
+@fault("content_stream_parts", ("openrouter",))
+def _(protocol, generation, dice, now):
+    """Thoughts stream as lists, the answer as strings (req_llm issue 742)."""
+    thought = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": word}]} for word in thinking(generation).split(" ")
+    ]
+    return stream(generation, finish="stop", done=True, first=[[part] for part in thought[:3]])
+
+
+@fault("content_unknown", ("openrouter",))
+def _(protocol, generation, dice, now):
+    odd = [{"type": "image_url", "image_url": {"url": "x"}}], {"parts": 7}, 42, [["nested"]]
+    return edited(protocol, generation, lambda b: set_text(protocol, b, dice.choice(odd)))
+
+
+@fault("unasked_encoding")
+def _(protocol, generation, dice, now):
+    """A byte order mark, or a body that is compressed though `identity` was asked for."""
+    wire = good(protocol, generation)
+    if dice.random() < 0.5:
+        how = dice.choice(["utf-8-sig", "utf-16", "utf-32"])
+        return replace(wire, body=wire.body.decode().encode(how))
+    how = dice.choice(["gzip", "deflate", "x-gzip", "identity"])
+    body = {"deflate": zlib.compress, "identity": bytes}.get(how, gzip.compress)(wire.body)
+    return replace(wire, body=body, headers={**wire.headers, "Content-Encoding": how})
+
+
+@fault("unknown_encoding")
+def _(protocol, generation, dice, now):
+    wire = good(protocol, generation)
+    return replace(wire, body=b"\x0b\x02\x80" + wire.body[::-1], headers={**wire.headers, "Content-Encoding": "br"})
+
+
+@fault("max_tokens_ignored", EXACT)
+def _(protocol, generation, dice, now):
+    ids = generation.ids[:-1] * (1 + 400 // max(1, len(generation.ids) - 1))
+    return good(protocol, replace(generation, ids=[*ids, generation.stop_id]))
+
+
+@fault("eos_in_middle", EXACT)
+def _(protocol, generation, dice, now):
+    """Speculation that went on after the stop token (sglang issue 31599)."""
+    ids = [*generation.ids, *(dice.randrange(1000, 2000) for _ in range(dice.randint(1, 5)))]
+    return good(protocol, replace(generation, ids=ids, finish=dice.choice(["stop", "length"])))
+
+
+@fault("nan_stop", ("sglang", "sglang_chat"))
+def _(protocol, generation, dice, now):
+    """A token that is no number was replaced by the stop token (sglang, schedule_batch.py: "NaN happened")."""
+    cut = replace(generation, ids=[*generation.ids[: len(generation.ids) // 2], generation.stop_id])
+
+    def edit(body: dict) -> None:
+        if protocol == "sglang":
+            body["meta_info"]["finish_reason"] = {"type": "stop", "matched": "NaN happened"}
+        else:
+            body["choices"][0]["matched_stop"] = "NaN happened"
+
+    return edited(protocol, cut, edit)
+
+
+@fault("broken_finish", EXACT)
+def _(protocol, generation, dice, now):
+    """vLLM 0.32 has `error`, `abort` and `repetition` beside `stop` and `length`."""
+    cut = replace(generation, ids=generation.ids[: len(generation.ids) // 2])
+    return edited(protocol, cut, lambda body: set_finish(protocol, body, dice.choice(["error", "repetition", "abort"])))
+
+
+@fault("400_duplicate_id", ("sglang", "sglang_chat", "vllm"))
+def _(protocol, generation, dice, now):
+    """The request of a job before, which the server has not given up yet (sglang, tokenizer_manager.py)."""
+    return error(protocol, 400, f"Duplicate request ID detected: {generation.request_id}")
 
 
 @fault("tool_leak", CHAT)

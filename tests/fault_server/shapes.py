@@ -1,7 +1,7 @@
 """One finished generation in the shape of each protocol, as pure functions."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,10 +157,13 @@ def set_text(protocol: str, body: dict, content: str | None, **fields: Any) -> N
         body["choices"][0]["message"].update({"content": content, **fields})
 
 
-def stream(generation: Generation, *, finish: str | None, done: bool, comments: bool = False) -> Wire:
+def stream(
+    generation: Generation, *, finish: str | None, done: bool, comments: bool = False, first: Sequence[Any] = ()
+) -> Wire:
     """The answer as server-sent events, though nobody asked for a stream: some proxies do that."""
     chunk = {"id": generation.request_id, "object": "chat.completion.chunk", "model": generation.model}
-    events = [{"delta": {"content": piece}, "finish_reason": None} for piece in re.split("(?= )", generation.text)]
+    events = [{"delta": {"content": part}, "finish_reason": None} for part in first]
+    events += [{"delta": {"content": piece}, "finish_reason": None} for piece in re.split("(?= )", generation.text)]
     if finish or not done:
         events[-1]["finish_reason"] = finish
     lines = [b": OPENROUTER PROCESSING"] if comments else []

@@ -56,5 +56,5 @@ def test_hidden_states_of_an_engine_that_has_none_are_refused_before_the_corpus_
     project.configure({"datasets": {"a": {"class": "B", "source": "a.jsonl"}}})
     done = project.snakemake("hidden_states", check=False)
     assert done.returncode != 0
-    assert "engine.kind: hidden states come from SGLang, not from `llamacpp`" in done.stdout
+    assert "engine.kind: hidden states come from `sglang`, not from `llamacpp`" in done.stdout
     assert "Job stats" not in done.stdout  # not a job was begun

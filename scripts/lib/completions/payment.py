@@ -29,8 +29,8 @@ class Payment:
         """It cost what the answer says; `answer.cost_usd` is set by the configured prices where the API tells none."""
         output = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
         prompt = answer.prompt_tokens if answer.prompt_tokens is not None else len(request.prompt_ids)
-        if answer.cost_usd is None:
-            answer.cost_usd = self.account.price(prompt, output)
+        if answer.cost_usd is None or answer.billed_elsewhere:
+            answer.cost_usd = max(answer.cost_usd or 0.0, self.account.price(prompt, output))
         self._used = Amount(prompt + output, answer.cost_usd)
 
     def failed(self, failure: Failure) -> None:

@@ -64,6 +64,7 @@ class Answer:
     model: str = ""
     provider: str = ""
     cost_usd: float | None = None
+    billed_elsewhere: bool = False  # somebody bills more than `cost_usd`, who doesn't tell
     flags: list[str] = field(default_factory=list)
 
 
@@ -88,6 +89,7 @@ class Failure:
     retry_after: float | None = None  # seconds
     billed: bool = False  # the request may have been generated, and paid, although no answer came
     most_attempts: int | None = None  # fewer than the configured ones: deterministic errors
+    odd: bool = False  # as broken engines answer: many of them call for a canary
 
 
 @dataclass(slots=True, frozen=True)

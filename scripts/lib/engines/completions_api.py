@@ -1,12 +1,16 @@
 """Reading `/chat/completions` bodies: SGLang's with ids, hosted ones with text."""
 
+import re
 from typing import Any
 
 from scripts.lib.engines import sse
 from scripts.lib.engines.base import Failure, Reply
 from scripts.lib.engines.errors import error_in_200, read_error
-from scripts.lib.engines.values import as_count, as_object, as_objects, read_object, shown
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, odd_stop, read_object, shown
 
+_NOT_A_NUMBER = re.compile(r"\bnan\b", re.IGNORECASE)
+_BROKEN = ("error", "repetition")  # of vLLM 0.32; `abort` is what ends a request whose client has gone
+_TEXT_PARTS, _THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning", "thought")
 _FINISHED = ("stop", "length", "content_filter", "tool_calls")
 
 
@@ -27,12 +31,51 @@ def read_choice(reply: Reply, now: float) -> tuple[dict, dict, dict] | Failure:
     if not choices:
         return Failure("retry", "HTTP 200 without choices", billed=True)
     choice = choices[0]
+    # Only this of a hosted server: it may have stop texts of its own.
+    if _NOT_A_NUMBER.search(as_text(choice.get("matched_stop")) or "") and (
+        failure := odd_stop(choice["matched_stop"])
+    ):
+        return failure
     finish = choice.get("finish_reason")
     if finish == "function_call":
         choice["finish_reason"] = finish = "tool_calls"
     if finish not in _FINISHED:
-        return Failure("retry", f"no finish reason but {shown(finish)}", billed=True)
+        return Failure("retry", f"no finish reason but {shown(finish)}", billed=True, odd=finish in _BROKEN)
     return body, choice, as_object(choice.get("message"))
+
+
+def texts_of(message: dict[str, Any]) -> tuple[str, str | None] | Failure:
+    """(content, thought) of an answer; a Failure when its content is of a kind that nothing is known of.
+
+    Content is text or a list of parts (Mistral's documentation of reasoning: `text` and `thinking`, whose text is a
+    list in the list; vercel/ai issue 13703).
+    """
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    said, thought = [], []
+    for part in parts:
+        if part is None:
+            continue
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        value = part if isinstance(part, str) else _part_text(part)
+        if value is None or kind not in (*_TEXT_PARTS, *_THOUGHT_PARTS):
+            reason = f"the content holds what is no text: {shown(part)}"
+            return Failure("retry", reason, billed=True, most_attempts=2)
+        (thought if kind in _THOUGHT_PARTS else said).append(value)
+    return "".join(said), reasoning_of(message) or "".join(thought) or None
+
+
+def _part_text(part: Any) -> str | None:
+    """The text of a part, which may be a list of parts itself; None where there is none."""
+    if not isinstance(part, dict):
+        return None
+    value = next(
+        (part[name] for name in ("text", "thinking", "reasoning", "content") if part.get(name) is not None), None
+    )
+    if isinstance(value, list):
+        texts = [one if isinstance(one, str) else as_object(one).get("text") for one in value]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return value if isinstance(value, str) else None
 
 
 def reasoning_of(message: dict[str, Any]) -> str | None:

@@ -45,6 +45,8 @@ _LONGEST_PAUSE = 1e9  # seconds
 _CONTEXT = re.compile(r"context.{0,12}(length|size|window)|longer than the model|maximum.{0,20}length", re.IGNORECASE)
 _NON_FINITE = re.compile(r"out of range float|\bnan\b|non-?finite", re.IGNORECASE)
 _STARTING = re.compile(r"starting|loading|not ready|no available workers|unhealthy|shutting down", re.IGNORECASE)
+# A job that is started again asks under an id that the engine has not given up yet (sglang, tokenizer_manager.py).
+_DUPLICATE = re.compile(r"duplicate.{0,12}request|request.{0,12}(duplicate|already (exists|in use))", re.IGNORECASE)
 _NO_MODEL = re.compile(r"model", re.IGNORECASE)
 
 
@@ -87,6 +89,8 @@ def _meaning(status: int, headers: Mapping[str, str], message: str, metadata: di
         if status == 529:
             return Failure("throttle", detail, retry_after=pause)
         return Failure("retry", detail, retry_after=pause, billed=status in (504, 524))
+    if status == 400 and _DUPLICATE.search(message):
+        return Failure("retry", detail)
     if status in (400, 413, 422) and _CONTEXT.search(message):
         return Failure("permanent", detail, outcome="prompt_too_long")
     if 300 <= status < 400:

@@ -5,6 +5,7 @@ router may answer from another model or provider than the one asked for (OpenRou
 issue 153). `usage.cost` is US dollars. Reasoning comes under three names.
 """
 
+import contextlib
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ import orjson
 
 from scripts.lib.config.model import Config
 from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
-from scripts.lib.engines.completions_api import read_choice, reasoning_of, wire_messages
+from scripts.lib.engines.completions_api import read_choice, texts_of, wire_messages
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
 _LARGEST_COST = 1e6  # US dollars that no answer costs
@@ -69,16 +70,21 @@ class OpenAI(Adapter):
         problem = self._not_as_asked(model, provider)
         if problem:
             return Failure("fatal", problem)
+        texts = texts_of(message)
+        if isinstance(texts, Failure):
+            return texts
         usage = as_object(body.get("usage"))
+        cost, elsewhere = read_cost(usage)
         answer = Answer(
             choice["finish_reason"],
-            text=as_text(message.get("content")) or "",
-            reasoning=reasoning_of(message),
+            text=texts[0],
+            reasoning=texts[1],
             prompt_tokens=as_count(usage.get("prompt_tokens")),
             output_tokens=as_count(usage.get("completion_tokens")),
             model=model,
             provider=provider,
-            cost_usd=_dollars(usage.get("cost")),
+            cost_usd=cost,
+            billed_elsewhere=elsewhere,
         )
         if answer.finish_reason == "stop" and not answer.text and answer.reasoning:
             answer.flags.append("answer_in_reasoning")
@@ -94,7 +100,7 @@ class OpenAI(Adapter):
         allowed = routing.only or (routing.order if routing.allow_fallbacks is False else None)
         if allowed and not any(_same_provider(provider, name) for name in allowed):
             return f"asked for the providers {', '.join(allowed)}, `{provider}` answered: the routing is not obeyed"
-        if any(_same_provider(provider, name) for name in routing.ignore or ()):
+        if any(_is_provider(provider, name) for name in routing.ignore or ()):
             return f"provider `{provider}` answered though engine.routing.ignore names it"
         return None
 
@@ -123,15 +129,46 @@ def _same_model(answered: str, asked: str) -> bool:
     return re.fullmatch(re.escape(asked) + r"-[\d-]{4,}", answered) is not None
 
 
+def _plain(provider: str) -> str:
+    """A provider's name without its endpoint's variant, as people and slugs both write it."""
+    return re.sub(r"[^a-z0-9]", "", provider.lower().partition("/")[0])
+
+
 def _same_provider(answered: str, asked: str) -> bool:
-    """Answers name providers for people (`Moonshot AI`), routing by slug (`moonshotai`, `deepinfra/fp8`)."""
+    """Whether an answer may be from the provider that was asked for.
 
-    def plain(name: str) -> str:
-        return re.sub(r"[^a-z0-9]", "", name.lower().partition("/")[0])
+    Answers name providers for people (`Moonshot AI`, `Google`, `Mancer 2`), routing by slug (`moonshotai`,
+    `google-vertex`, `mancer`) with the endpoint's variant (`deepinfra/fp8`), which answers don't tell.
+    """
+    names = _plain(answered), _plain(asked)
+    return names[0].startswith(names[1]) or names[1].startswith(names[0])
 
-    return plain(answered) == plain(asked)
+
+def _is_provider(answered: str, ignored: str) -> bool:
+    """Whether an answer is surely from an ignored provider. Of `fireworks/nvfp4` other endpoints may answer."""
+    variant = ignored.partition("/")[2]
+    return _plain(answered) == _plain(ignored) and variant.lower() in ("", answered.partition("/")[2].lower())
+
+
+def read_cost(usage: dict[str, Any]) -> tuple[float | None, bool]:
+    """(US dollars of an answer, whether somebody bills more than these). None: the API doesn't tell.
+
+    With a key of one's own (`is_byok`) OpenRouter's `cost` is its fee, mostly 0, and the provider's bill stands in
+    `cost_details.upstream_inference_cost`, where it is told; else that is a part of `cost` (forgecode issue 1641,
+    automatos-ai PR 745).
+    """
+    fee = _dollars(usage.get("cost"))
+    upstream = _dollars(as_object(usage.get("cost_details")).get("upstream_inference_cost"))
+    if usage.get("is_byok") is not True:
+        told = [cost for cost in (fee, upstream) if cost is not None]
+        return max(told, default=None), False
+    return (None if fee is None and upstream is None else (fee or 0.0) + (upstream or 0.0)), upstream is None
 
 
 def _dollars(value: Any) -> float | None:
+    """A sum of money; some gateways write it as text."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and 0 <= value < _LARGEST_COST else None

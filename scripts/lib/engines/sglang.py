@@ -25,6 +25,7 @@ from scripts.lib.engines.values import (
     as_objects,
     as_text,
     check_ids,
+    odd_stop,
     of_another,
     read_ids,
     read_object,
@@ -164,10 +165,10 @@ class SGLang(Adapter):
         if failure := error_in_200(body, reply, now):
             return failure
         meta = as_object(body.get("meta_info"))
-        if failure := of_another(request, meta.get("id")):
-            return failure
         reason = meta.get("finish_reason")
         reason = reason if isinstance(reason, dict) else {"type": reason}
+        if failure := of_another(request, meta.get("id")) or odd_stop(reason.get("matched")):
+            return failure
         if reason.get("type") == "abort":
             status = as_count(reason.get("status_code"))
             if status in (400, 503):
@@ -195,7 +196,7 @@ class SGLang(Adapter):
         if isinstance(read, Failure):
             return read
         body, choice, message = read
-        if failure := of_another(request, body.get("id")):
+        if failure := of_another(request, body.get("id")) or odd_stop(choice.get("matched_stop")):
             return failure
         ids = read_ids(
             choice.get("response_token_ids"),

@@ -48,6 +48,11 @@ def fold(body: bytes) -> dict[str, Any] | Failure:
         chosen = True
         part = choices[0]
         delta = as_object(part.get("delta"))
+        if isinstance(delta.get("content"), list):
+            # From then on parts, also those that come as plain text (Mistral: the thought as lists, then the answer).
+            lists.setdefault("content", [*texts.pop("content", [])]).extend(delta["content"])
+        elif "content" in lists and isinstance(delta.get("content"), str):
+            lists["content"].append(delta.pop("content"))
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
                 texts.setdefault(name, []).append(delta[name])

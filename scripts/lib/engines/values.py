@@ -1,6 +1,9 @@
 """Values of a reply. Any of them may be anything: a server is another program, and there may be a gateway before it."""
 
+import contextlib
+import json
 import re
+import zlib
 from typing import Any
 
 import orjson
@@ -10,6 +13,8 @@ from scripts.lib.engines.base import Answer, Failure, Reply, Request
 _OURS = re.compile(r"[0-9a-f]{32}-\d+-\d+")  # a request's id, as `dialogue` makes it
 _LARGEST_COUNT = 1 << 31  # no context is as long
 _DIGITS = b"0123456789,"
+_MARKED = (b"\xef", b"\xfe", b"\xff")  # first bytes of byte order marks
+_LARGEST_BODY = 256 << 20  # bytes, unpacked
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -61,13 +66,45 @@ def read_object(reply: Reply) -> dict | Failure:
 
     Leading blanks (keep-alive padding of proxies) are legal JSON; HTML and half bodies are not.
     """
+    encoding = reply.headers.get("content-encoding", "")
+    body = plain_body(encoding, reply.body)
+    if body is None:
+        asked = "identity was asked for"
+        return Failure(
+            "fatal", f"the endpoint sends bodies encoded as `{excerpt(encoding)}`, though {asked}", billed=True
+        )
     try:
-        value = orjson.loads(reply.body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return Failure("retry", f"HTTP 200 but not JSON: {excerpt(reply.body)}", billed=True)
+        return Failure("retry", f"HTTP 200 but not JSON: {excerpt(body)}", billed=True)
     if not isinstance(value, dict):
         return Failure("retry", f"HTTP 200 but no JSON object: {excerpt(reply.body)}", billed=True)
     return value
+
+
+def plain_body(encoding: str, body: bytes) -> bytes | None:
+    """A body in UTF-8, without byte order mark and compression; None where the encoding is an unknown one.
+
+    Gateways compress though they were asked for `identity`, and write other encodings than JSON allows. What is
+    damaged comes back as it is.
+    """
+    for name in reversed(encoding.lower().split(",")):
+        name = name.strip()
+        if name in ("gzip", "x-gzip", "deflate"):
+            body = _decompressed(body)
+        elif name not in ("", "identity"):
+            return None
+    if body[:1] in _MARKED or body[:1] == b"\0":
+        with contextlib.suppress(UnicodeDecodeError):
+            return body.decode(json.detect_encoding(body)).encode()
+    return body
+
+
+def _decompressed(body: bytes) -> bytes:
+    for bits in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # with the header of gzip or zlib; without any
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj(bits).decompress(body, _LARGEST_BODY)
+    return body
 
 
 def excerpt(body: bytes | str, length: int = 200) -> str:
@@ -102,12 +139,37 @@ def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | 
             f"the engine used other prompt ids: from position {at} {shown(echoed[at : at + 5])}, sent were "
             f"{sent[at : at + 5]} ({len(echoed)} and {len(sent)} ids): its template or tokenizer is not the target's",
         )
-    got = len(answer.output_ids or ())
+    ids = answer.output_ids or []
+    if len(ids) > request.max_tokens:
+        reason = f"{len(ids)} ids for max_tokens {request.max_tokens}: the engine does not heed it"
+        return Failure("permanent", reason, billed=True)
+    got = len(ids)
     counts = answer.prompt_tokens in (None, len(sent)), answer.output_tokens in (None, got)
     if not counts[0] and echoed is None:
         return Failure("fatal", f"the engine counted {answer.prompt_tokens} prompt tokens, {len(sent)} were sent")
     if not all(counts):
         answer.flags.append("usage_mismatch")
+    _end_at_stop(request, answer, ids)
     if answer.finish_reason == "length" and got < request.max_tokens:
         answer.flags.append("short_of_max_tokens")  # the engine has less room than we think (sglang PR 2956)
     return answer
+
+
+def _end_at_stop(request: Request, answer: Answer, ids: list[int]) -> None:
+    """Cut off what an engine's speculation wrote after the stop token (sglang issue 31599): the model had ended there."""
+    ends = [ids.index(stop) for stop in request.stop_ids if stop in ids]
+    if ends and (end := min(ends) + 1) < len(ids):
+        answer.output_ids, answer.finish_reason, answer.matched_stop = ids[:end], "stop", ids[end - 1]
+        answer.flags.append("ids_after_stop")
+
+
+def odd_stop(matched: Any) -> Failure | None:
+    """The failure of an answer that ended at something that is no id.
+
+    SGLang replaces a token that is no number, or outside the vocabulary, by the stop token, and says "NaN happened"
+    (schedule_batch.py of 0.5.23). No stop text of ours is ever sent.
+    """
+    if matched is None or as_count(matched) is not None:
+        return None
+    reason = f"the engine stopped at {shown(matched)!r}, which is no token: its numbers are broken"
+    return Failure("retry", reason, billed=True, most_attempts=2, odd=True)

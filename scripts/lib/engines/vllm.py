@@ -14,7 +14,16 @@ from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure
 from scripts.lib.engines.completions_api import read_choice, stop_id
 from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, model_location, with_flags
 from scripts.lib.engines.metrics import MetricNames
-from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, of_another, read_ids
+from scripts.lib.engines.values import (
+    as_count,
+    as_object,
+    as_objects,
+    as_text,
+    check_ids,
+    odd_stop,
+    of_another,
+    read_ids,
+)
 
 
 class VLLM(Adapter):
@@ -63,7 +72,7 @@ class VLLM(Adapter):
         if isinstance(read, Failure):
             return read
         body, choice, _ = read
-        if failure := of_another(request, body.get("id")):
+        if failure := of_another(request, body.get("id")) or odd_stop(choice.get("stop_reason")):
             return failure
         ids = read_ids(choice.get("token_ids"), "vLLM >= 0.10.2 with `return_token_ids` is needed")
         if isinstance(ids, Failure):

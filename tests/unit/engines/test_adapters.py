@@ -4,7 +4,9 @@
 (xllamacpp 2026.10), SGLang 0.5.23 and vLLM 0.32.0, all serving SmolLM2-135M-Instruct.
 """
 
+import gzip
 import re
+import zlib
 from pathlib import Path
 
 import orjson
@@ -321,3 +323,121 @@ def test_the_reply_to_another_request_of_ours_is_none(name):
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.billed) == ("retry", True)
     assert other in failure.reason
+
+
+# --- hosted APIs: money and providers ---
+
+
+def hosted_reply(provider: str = "", usage: dict | None = None, **choice: object) -> Reply:
+    message = {"role": "assistant", "content": "Four."}
+    body = {"id": "gen-1", "model": "m", "provider": provider, "usage": usage or {}}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message, **choice}]
+    return Reply(200, {}, orjson.dumps({**body, "choices": choices}))
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost", "elsewhere"),
+    [
+        ({"cost": 0.25}, 0.25, False),
+        ({}, None, False),
+        ({"cost": 0, "is_byok": False}, 0.0, False),  # a free model
+        # A key of one's own: the fee, and the provider's bill beside it.
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.5}}, 0.5, False),
+        ({"cost": 0.025, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.5}}, 0.525, False),
+        ({"cost": 0, "is_byok": True}, 0.0, True),
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, 0.0, True),
+        ({"is_byok": True, "cost_details": None}, None, True),
+        # Without one the provider's price is a part of the cost, not to be paid again.
+        ({"cost": 0.5, "cost_details": {"upstream_inference_cost": 0.5}}, 0.5, False),
+        ({"cost": 0, "cost_details": {"upstream_inference_cost": 0.5}}, 0.5, False),
+        ({"cost": "0.25"}, 0.25, False),
+        ({"cost": "free"}, None, False),
+        ({"cost": "nan", "is_byok": "yes"}, None, False),
+    ],
+)
+def test_what_an_answer_cost(usage, cost, elsewhere):
+    answer = adapter(kind="openai", endpoints=["https://x"]).read(request(), hosted_reply(usage=usage), 0.0)
+    assert (answer.cost_usd, answer.billed_elsewhere) == (cost, elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("routing", "provider", "obeyed"),
+    [
+        ({"ignore": ["fireworks/nvfp4"]}, "Fireworks", True),
+        ({"ignore": ["fireworks/nvfp4"]}, "Fireworks/NVFP4", False),
+        ({"ignore": ["fireworks"]}, "Fireworks", False),
+        ({"ignore": ["deepinfra/fp4", "baseten"]}, "DeepInfra", True),
+        ({"ignore": ["google-vertex"]}, "Google AI Studio", True),
+        ({"only": ["google-vertex"]}, "Google", True),
+        ({"only": ["mancer"]}, "Mancer 2", True),
+        ({"only": ["moonshotai/int4"]}, "Moonshot AI", True),
+        ({"only": ["deepinfra/fp8"]}, "Fireworks", False),
+        ({"order": ["together"], "allow_fallbacks": False}, "Together", True),
+        ({"order": ["together"], "allow_fallbacks": False}, "Novita", False),
+        ({"order": ["together"]}, "Novita", True),
+    ],
+)
+def test_which_provider_may_answer(routing, provider, obeyed):
+    one = adapter(kind="openai", endpoints=["https://x"], routing=routing)
+    read = one.read(request(), hosted_reply(provider), 0.0)
+    assert isinstance(read, Answer if obeyed else Failure), read
+
+
+def test_a_hosted_server_may_stop_at_texts_of_its_own_but_not_at_numbers_that_are_none():
+    one = adapter(kind="openai", endpoints=["https://x"])
+    assert isinstance(one.read(request(), hosted_reply(matched_stop="<|im_end|>"), 0.0), Answer)
+    failure = one.read(request(), hosted_reply(matched_stop="NaN happened"), 0.0)
+    assert (failure.kind, failure.billed, failure.odd) == ("retry", True, True)
+
+
+@pytest.mark.parametrize("name", ["sglang", "sglang_chat", "vllm"])
+@pytest.mark.parametrize("matched", ["NaN happened", "", [2], -1, 2.5, {"id": 2}])
+def test_an_exact_engine_stops_at_ids_only(name, matched):
+    body = orjson.loads(reply(f"{name}_stop").body)
+    if name == "sglang":
+        body["meta_info"]["finish_reason"]["matched"] = matched
+    else:
+        body["choices"][0]["matched_stop" if name == "sglang_chat" else "stop_reason"] = matched
+    failure = adapter(**ENGINES[name]).read(request(), Reply(200, {}, orjson.dumps(body)), 0.0)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.billed, failure.odd, failure.most_attempts) == ("retry", True, True, 2)
+    assert "which is no token" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("ids", "finish", "kept", "flagged"),
+    [
+        ([5, 6, 2], "stop", [5, 6, 2], False),
+        ([5, 6, 2, 9], "stop", [5, 6, 2], True),
+        ([5, 2, 6, 0], "length", [5, 2], True),
+        ([0, 2], "stop", [0], True),
+        ([5, 6, 7], "length", [5, 6, 7], False),
+    ],
+)
+def test_nothing_follows_the_first_stop_token(ids, finish, kept, flagged):
+    body = orjson.loads(reply("vllm_stop").body)
+    body["choices"][0].update(token_ids=ids, finish_reason=finish)
+    body["usage"]["completion_tokens"] = len(ids)
+    answer = adapter(kind="vllm").read(request(max_tokens=len(ids)), Reply(200, {}, orjson.dumps(body)), 0.0)
+    assert answer.output_ids == kept
+    assert answer.finish_reason == ("stop" if flagged else finish)
+    assert answer.flags == (["ids_after_stop"] if flagged else [])
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "GZIP", "deflate", ""])
+def test_bodies_are_unpacked(encoding):
+    body = reply("sglang_stop").body
+    for _ in encoding.split(",") if encoding else ():
+        raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        body = gzip.compress(body) if "gzip" in encoding.lower() else raw.compress(body) + raw.flush()
+    answer = adapter(kind="sglang").read(request(), Reply(200, {"content-encoding": encoding}, body), 0.0)
+    assert answer.output_ids == ANSWER_IDS
+
+
+def test_a_damaged_or_unasked_encoding_is_said():
+    broken = Reply(200, {"content-encoding": "gzip"}, gzip.compress(b"{}")[:-9] + b"xxxxxxxxx")
+    failure = adapter(kind="sglang").read(request(), broken, 0.0)
+    assert failure.kind in ("retry", "fatal")
+    failure = adapter(kind="sglang").read(request(), Reply(200, {"content-encoding": "zstd"}, b"x"), 0.0)
+    assert (failure.kind, failure.billed) == ("fatal", True)
+    assert "`zstd`" in failure.reason
