@@ -63,8 +63,8 @@ def _group(rng, words: list[str], dataset: str, first: int, count: int, mean_tok
     text = [" ".join(words[i] for i in rng.integers(0, len(words), length * 3 // 4)) for length in lengths]
     messages = [
         [
-            {"role": "user", "content": one[: len(one) // 8], "reasoning": None, "tool_calls": None},
-            {"role": "assistant", "content": one[len(one) // 8 :], "reasoning": None, "tool_calls": None},
+            {"role": "user", "content": one[: len(one) // 8], "trainable": True},
+            {"role": "assistant", "content": one[len(one) // 8 :], "trainable": True},
         ]
         for one in text
     ]
@@ -82,6 +82,7 @@ def _group(rng, words: list[str], dataset: str, first: int, count: int, mean_tok
             pa.array(messages, records.SAMPLE_SCHEMA.field("messages").type),
             pa.nulls(count, pa.string()),
             pa.array([[]] * count, records.SAMPLE_SCHEMA.field("flags").type),
+            pa.nulls(count, pa.string()),
         ],
         schema=records.SAMPLE_SCHEMA,
     )

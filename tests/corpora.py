@@ -52,11 +52,14 @@ def shards(folder: Path, rows: int = 20, datasets: tuple[str, ...] = ("alpha", "
 
 
 def config(
-    datasets: tuple[str, ...] = ("alpha", "beta"), weights: dict[str, float] | None = None, **merge_settings
+    datasets: tuple[str, ...] = ("alpha", "beta"),
+    weights: dict[str, float] | None = None,
+    validation: dict | None = None,
+    **merge_settings,
 ) -> Config:
     """A configuration that names these datasets."""
     sections = {name: {"class": "B", "source": "x", "weight": (weights or {}).get(name, 1.0)} for name in datasets}
-    return parse_config({"datasets": sections, "merge": merge_settings}, "test")
+    return parse_config({"datasets": sections, "merge": merge_settings, "validation": validation or {}}, "test")
 
 
 def corpus(results: Path, settings: Config | None = None, paths: list[Path] | None = None, summary: dict | None = None):

@@ -336,7 +336,10 @@ class Budget(Section):
 class Merge(Section):
     """How the corpus is put together."""
 
-    base: str | None = Field(None, description="Folder of Parquet files of an existing corpus to mix in.")
+    base: str | None = Field(
+        None,
+        description="Folder of Parquet files of an existing corpus to mix in. Its rows pass the gates that make sense for ready tokens; what they refuse is counted.",
+    )
     base_weight: float = Field(1.0, gt=0, le=1)
     seed: int = 0
     rows_per_part: int = Field(20_000, gt=0, description="Target size of one part.")

@@ -283,8 +283,15 @@ SCHEMAS: dict[type, pa.Schema] = {
 }
 
 
-# Columns and fields of messages that came later, with what it means that a file doesn't have them.
-_LATER: dict[str, Any] = {"template_kwargs": None, "name": None, "tool_call_id": None, "trainable": True}
+# Columns and fields of messages that came later, or that files of others lack, with what it means that they do.
+_LATER: dict[str, Any] = {
+    "template_kwargs": None,
+    "reasoning": None,
+    "tool_calls": None,
+    "name": None,
+    "tool_call_id": None,
+    "trainable": True,
+}
 
 
 def columns_of(kind: type, file: pa.Schema) -> list[str] | None:

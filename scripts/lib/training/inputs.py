@@ -15,6 +15,7 @@ from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Sample
 from scripts.lib.training import manifest
+from scripts.lib.training.base_gates import BaseGates, Limits, Tokens
 
 BATCH_BYTES = 16 << 20  # Arrow bytes of one batch: what is in memory while a file is read
 FOREIGN_DATASET = "base"  # dataset name of base rows that have none
@@ -57,7 +58,7 @@ def base_files(folder: Path) -> list[MergedFile]:
         recorded = {part.file: part.sha256 for part in manifest.read_manifest(folder).parts}
         paths = [folder / name for name in recorded]
     else:
-        paths = sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
+        paths = sorted(path for path in folder.rglob("*.parquet") if _meant(path.relative_to(folder)))
     if not paths:
         raise UserError(f"merge.base: {folder}: holds no .parquet file")
     sources = []
@@ -73,6 +74,11 @@ def base_files(folder: Path) -> list[MergedFile]:
         source.ignored_columns = [name for name in names if name not in records.SAMPLE_SCHEMA.names]
         sources.append(source)
     return sources
+
+
+def _meant(path: Path) -> bool:
+    """Not hidden (downloads and jobs leave halves there), and not the rejects of a validation, which failed its gates."""
+    return not any(part.startswith(".") for part in path.parts) and not path.name.endswith(".rejects.parquet")
 
 
 def _describe(path: Path, name: str, kind: str) -> MergedFile:
@@ -92,20 +98,22 @@ def _describe(path: Path, name: str, kind: str) -> MergedFile:
     return MergedFile(path, name, kind, durable.sha256_file(path), rows, memory, records.read_provenance(path))
 
 
-def batches(source: MergedFile, vocab_size: int | None = None) -> Iterator[pa.RecordBatch]:
+def batches(source: MergedFile, gates: BaseGates | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file as batches of SAMPLE_SCHEMA of about BATCH_BYTES.
 
-    Raises UserError naming the first base row that is no sample (shards were validated).
+    `gates` leave out rows of a base and count them (shards were validated). Raises UserError naming a column of a
+    base that can't be read as ours.
     """
     columns = [name for name in records.SAMPLE_SCHEMA.names if name in _names(source)]
+    gates = gates or BaseGates(Limits())
     first = 0
     with records.open_parquet(source.path) as file:
         for batch in _raw_batches(file, source, columns):
-            if source.kind == "base":
-                batch = _as_samples(batch, str(source.path), first)
-                for row, problem in manifest.row_problems(batch, vocab_size):
-                    raise UserError(f"{source.path}:{first + row}: {problem}")
-            yield records.in_schema(batch, records.SAMPLE_SCHEMA)
+            yield (
+                _as_samples(batch, source.path, first, gates)
+                if source.kind == "base"
+                else records.in_schema(batch, records.SAMPLE_SCHEMA)
+            )
             first += len(batch)
 
 
@@ -124,50 +132,63 @@ def _names(source: MergedFile) -> list[str]:
         return file.schema_arrow.names
 
 
-def _as_samples(batch: pa.RecordBatch, path: str, first: int) -> pa.RecordBatch:
-    """Base rows in SAMPLE_SCHEMA: columns cast to ours, missing ones filled in."""
-    columns: dict[str, pa.Array] = {}
-    for column in records.SAMPLE_SCHEMA:
-        if column.name not in batch.schema.names:
-            continue
-        try:
-            values = batch[column.name]
-            if column.name == "loss_mask" and pa.types.is_boolean(values.type.value_type):
-                values = values.cast(pa.list_(pa.int8()))
-            columns[column.name] = records.in_type(values, column.type).cast(column.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"{path}: column `{column.name}` of type {batch[column.name].type} is no {column.type}: {reason}"
-            ) from None
-    for name in ("input_ids", "loss_mask"):
-        array = columns[name]
-        if array.null_count:
-            row = int(np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False))[0])
-            raise UserError(f"{path}:{first + row}: `{name}` is null")
-        if pc.list_flatten(array).null_count:
-            raise UserError(f"{path}: rows {first} to {first + len(batch) - 1}: `{name}` holds a null")
-    rows = len(batch)
+def _as_samples(batch: pa.RecordBatch, path: Path, first: int, gates: BaseGates) -> pa.RecordBatch:
+    """The base rows that the gates let in, in SAMPLE_SCHEMA: columns cast to ours, missing ones filled in."""
+    names = _cast(batch, "dataset", pa.string(), path) or pa.nulls(len(batch), pa.string())
+    names = pc.fill_null(names, FOREIGN_DATASET)
+    # Wide first: what doesn't fit is a row to refuse, not a file.
+    wide = {name: _integers(batch, name, path) for name in ("input_ids", "loss_mask")}
+    unfit = np.zeros(len(batch), bool)
+    for name in ("id", "prompt_id"):
+        if name in batch.schema.names:
+            unfit |= pc.is_null(batch[name]).to_numpy(zero_copy_only=False)
+    keep = gates.keep(
+        Tokens(wide["input_ids"], wide["loss_mask"]), names.to_pylist(), lambda row: f"{path}:{first + row}", unfit
+    )
+    batch, chosen = batch.filter(pa.array(keep)), {name: array.filter(pa.array(keep)) for name, array in wide.items()}
+    kinds = {column.name: column.type for column in records.SAMPLE_SCHEMA}
+    columns = {name: array.cast(kinds[name]) for name, array in chosen.items()}
+    columns["dataset"] = names.filter(pa.array(keep))
+    for name in batch.schema.names:
+        if name not in columns:
+            columns[name] = _cast(batch, name, kinds[name], path)
     # A row without an id is known by its tokens, never by its position.
     columns.setdefault("id", pa.array(_content_ids(columns["input_ids"], columns["loss_mask"]), pa.string()))
     columns.setdefault("prompt_id", columns["id"])
-    fill: dict[str, Any] = {"dataset": FOREIGN_DATASET, "ids_origin": "given", "outcome": "kept"}
-    fill |= {"tools": None, "template_kwargs": None}
-    for name in ("messages", "flags"):
-        fill[name] = []
-    arrays = []
-    for column in records.SAMPLE_SCHEMA:
-        array = columns.get(column.name)
-        if array is None:
-            array = pa.repeat(pa.scalar(fill[column.name], column.type), rows)
-        elif array.null_count and not column.nullable:
-            if column.name in ("id", "prompt_id"):
-                row = int(np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False))[0])
-                raise UserError(f"{path}:{first + row}: `{column.name}` is null")
-            filler = pa.scalar(fill[column.name], column.type)
-            array = pc.if_else(pc.is_null(array), filler, array)
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=records.SAMPLE_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [_filled(columns.get(column.name), column, len(batch)) for column in records.SAMPLE_SCHEMA],
+        schema=records.SAMPLE_SCHEMA,
+    )
+
+
+def _integers(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+    ours = records.SAMPLE_SCHEMA.field(name).type
+    return batch[name] if batch[name].type == ours else _cast(batch, name, pa.list_(pa.int64()), path)
+
+
+def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType, path: Path) -> pa.Array | None:
+    """A column in the type that ours has, None when there is none. Raises UserError when it can't be."""
+    if name not in batch.schema.names:
+        return None
+    values = batch[name]
+    try:
+        if name == "loss_mask" and pa.types.is_boolean(values.type.value_type):
+            values = values.cast(pa.list_(pa.int8()))
+        return records.in_type(values, kind).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: column `{name}` of type {batch[name].type} is no {kind}: {reason}") from None
+
+
+_FILLING: dict[str, Any] = {"ids_origin": "given", "outcome": "kept", "messages": [], "flags": []}
+
+
+def _filled(array: pa.Array | None, column: pa.Field, rows: int) -> pa.Array:
+    """The column, with what stands for its missing values."""
+    filling = pa.scalar(_FILLING.get(column.name), column.type)
+    if array is None:
+        return pa.repeat(filling, rows)
+    return pc.if_else(pc.is_null(array), filling, array) if array.null_count and not column.nullable else array
 
 
 def _content_ids(input_ids: pa.ListArray, loss_mask: pa.ListArray) -> list[str]:

@@ -19,8 +19,11 @@ from scripts.lib.config.model import Config
 from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import differences, digest, same_tokenizer
+from scripts.lib.target.model import FACTS_FILE
 from scripts.lib.training import inputs, versions
+from scripts.lib.training.base_gates import BaseGates, Limits, limits_of
 from scripts.lib.training.inputs import MergedFile
 from scripts.lib.training.manifest import (
     COUNTED,
@@ -73,6 +76,10 @@ def merge(
             raise UserError("merge: no validated shard and no merge.base is given")
         settings = stage_settings(config, "training")
         settings["merge"].pop("base")  # its files are known by their bytes, wherever they lie
+        target, notes = _one_target(sources)
+        limits = limits_of(config.validation, target, _facts(training, target)) if base else Limits()
+        if base:
+            settings["base_gates"] = limits.as_settings()
         counted = funnel.funnels(summary, training.parent / "prompts")
         version = version_of(settings, sources, counted)
         directory = versions.corpora(training) / version
@@ -83,7 +90,9 @@ def merge(
             directory.parent.mkdir(parents=True, exist_ok=True)
             _require_space(sources, directory.parent)
             with versions.staging(directory) as folder:
-                manifest = _build(config, settings, version, sources, counted, folder, say)
+                for note in notes:
+                    say(f"merge: {note}")
+                manifest = _build(config, settings, version, sources, counted, (target, notes), limits, folder, say)
         versions.swap(training, directory)
         say(f"merge: the corpus is in {training}")
     return manifest
@@ -106,18 +115,23 @@ def _build(
     version: str,
     sources: list[MergedFile],
     funnels: dict[str, dict[str, Any]],
+    made_for: tuple[dict[str, Any], list[str]],
+    limits: Limits,
     folder: Path,
     say: Callable[[str], None],
 ) -> Manifest:
-    target, notes = _one_target(sources)
-    for note in notes:
-        say(f"merge: {note}")
+    target, notes = made_for
+    gates = BaseGates(limits)
     counts: dict[str, MergeCounts] = {}
     buckets = Buckets(folder, records.SAMPLE_SCHEMA, _bucket_count(sources), config.merge.seed)
     for source in sources:
-        for batch in ahead(inputs.batches(source, target.get("vocab_size"))):
+        for batch in ahead(inputs.batches(source, gates)):
             buckets.add(_weighted(batch, source, config, counts))
         say(f"merge: read {source.name}: {source.rows} samples")
+    _count_refused(gates, counts)
+    for line in gates.lines():
+        say(f"merge: refused rows of the base: {line}")
+    gates.require_few(config.validation.max_reject_rate)
     _check_accounting(counts, funnels)
 
     provenance = {"stage": "training", "version": version, "settings": settings, "target": target}
@@ -151,6 +165,23 @@ def _build(
         f"({manifest.totals['supervised_tokens']} supervised) in {len(parts.parts)} parts"
     )
     return manifest
+
+
+def _facts(training: Path, target: dict[str, Any]) -> dict[str, Any] | None:
+    """What the target's folder beside the corpus tells; None without one, or when it is another target's."""
+    path = Results(training.parent).target / FACTS_FILE
+    if not path.is_file():
+        return None
+    facts = durable.read_json(path)
+    return facts if facts.get("tokenizer_hash") == target.get("tokenizer_hash") else None
+
+
+def _count_refused(gates: BaseGates, counts: dict[str, MergeCounts]) -> None:
+    for (name, check), number in sorted(gates.refused.items()):
+        one = counts.setdefault(name, MergeCounts())
+        one.read += number
+        one.from_base += number
+        one.dropped[check] = one.dropped.get(check, 0) + number
 
 
 def _bucket_count(sources: list[MergedFile]) -> int:
@@ -274,7 +305,7 @@ class PartWriter:
         self._writer.close()
         self._writer = None
         path = self._folder / self.parts[-1].file
-        path.chmod(0o444)  # a hard link of it may be in a backup
+        path.chmod(path.stat().st_mode & 0o444)  # as readable as the umask says, for nobody to write
         durable.fsync_file(path)
         self.parts[-1].sha256 = durable.sha256_file(path)
         self.parts[-1].bytes = path.stat().st_size

@@ -1,10 +1,24 @@
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from scripts.lib.config.model import Validation
+from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.records import Reject, Sample
+from scripts.lib.training.base_gates import BaseGates, Limits, Tokens, limits_of
 from scripts.lib.training.inputs import base_files, batches
-from tests.corpora import TARGET, config, corpus, rows_of, sample, shard
+from scripts.lib.training.manifest import verify
+from scripts.lib.training.merge import merge
+from scripts.lib.validated.gates import Gates
+from tests.corpora import TARGET, config, corpus, rows_of, sample, shard, summary_of
 
 
 def foreign(tmp_path, **columns):
@@ -20,8 +34,8 @@ def merged(tmp_path, base):
     return manifest, [row for row in rows_of(tmp_path / "training") if row.dataset != "alpha"]
 
 
-IDS = [[1, 2, 3], [4, 5], [4, 5]]
-MASK = [[0, 1, 1], [0, 1], [1, 1]]
+IDS = [[1, 2, 3], [4, 5, 6], [4, 5, 6]]
+MASK = [[0, 1, 1], [0, 1, 1], [1, 1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -44,11 +58,11 @@ def test_only_ids_and_masks_are_needed(tmp_path, ids_type, mask_type):
 def test_fixed_length_samples(tmp_path):
     base = foreign(
         tmp_path,
-        input_ids=pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)),
-        loss_mask=pa.array([[0, 1], [1, 1]], pa.list_(pa.int8(), 2)),
+        input_ids=pa.array([[1, 2, 3], [3, 4, 5]], pa.list_(pa.int64(), 3)),
+        loss_mask=pa.array([[0, 1, 1], [1, 1, 0]], pa.list_(pa.int8(), 3)),
     )
     _, rows = merged(tmp_path, base)
-    assert sorted(row.input_ids for row in rows) == [[1, 2], [3, 4]]
+    assert sorted(row.input_ids for row in rows) == [[1, 2, 3], [3, 4, 5]]
 
 
 def test_ids_without_a_name_depend_on_content_not_on_place(tmp_path):
@@ -75,26 +89,164 @@ def test_known_columns_are_taken_and_others_named(tmp_path):
     ("columns", "message"),
     [
         ({"input_ids": IDS}, r"train-00000\.parquet: has no column `loss_mask`, it has input_ids"),
-        ({"input_ids": IDS, "loss_mask": [[0, 1, 1], [0], [1, 1]]}, r":1: has 2 ids but 1 mask values"),
-        ({"input_ids": IDS, "loss_mask": [[0, 1, 2], [0, 1], [1, 1]]}, r":0: has the mask value 2"),
-        (
-            {"input_ids": [[1, 2, 3], [4, 5], [4, -100]], "loss_mask": MASK},
-            r":2: has the token id -100, outside of 0 to 999",
-        ),
-        ({"input_ids": [[1, 2, 3], [], [4, 5]], "loss_mask": [[0, 1, 1], [], [1, 1]]}, r":1: has no tokens"),
-        ({"input_ids": [[1, 2, 3], None, [4, 5]], "loss_mask": MASK}, r":1: `input_ids` is null"),
-        ({"input_ids": [[1, 2, 3], [4, None], [4, 5]], "loss_mask": MASK}, r"`input_ids` holds a null"),
-        ({"input_ids": [[1, 2, 2**40], [4, 5], [4, 5]], "loss_mask": MASK}, r"column `input_ids` of type"),
-        ({"input_ids": [[1, 2, 3], [4, 1000], [4, 5]], "loss_mask": MASK}, r":1: has the token id 1000, outside of"),
         ({"input_ids": ["a", "b", "c"], "loss_mask": MASK}, r"column `input_ids` of type string"),
-        ({"id": ["a", None, "c"], "input_ids": IDS, "loss_mask": MASK}, r":1: `id` is null"),
+        ({"input_ids": IDS, "loss_mask": [[0.0, 0.5, 1.0]] * 3}, r"column `loss_mask` of type list<.*double>"),
+        ({"input_ids": IDS, "loss_mask": MASK, "messages": [1, 2, 3]}, r"column `messages` of type int64"),
     ],
 )
-def test_bad_base_rows_are_named(tmp_path, columns, message):
+def test_columns_that_are_no_tokens_are_named(tmp_path, columns, message):
     base = foreign(tmp_path, **columns)
     with pytest.raises(UserError, match=message):
         merged(tmp_path, base)
     assert not (tmp_path / "training").exists()
+
+
+GOOD = [([number, number + 1, number + 2], [0, 1, 1]) for number in range(10, 60)]
+LOOP = list(range(30)) + [7, 8, 9] * 20
+
+
+LIMITS = Limits(vocab_size=1000, max_length=200, bos_id=3, eos_ids=(2,))
+
+
+def read_base(tmp_path, rows, **columns):
+    """The rows that get in, and the gates that let them."""
+    ids, masks = zip(*rows)
+    base = foreign(tmp_path, input_ids=list(ids), loss_mask=list(masks), **columns)
+    gates = BaseGates(LIMITS)
+    return [row for batch in batches(base_files(base)[0], gates) for row in batch.to_pylist()], gates
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "check", "told"),
+    [
+        ([1, 2, 4], [0, 1], "lengths", "3 ids, 2 mask values"),
+        ([], [], "lengths", "0 ids, 0 mask values"),
+        ([1, 2, 4], [], "lengths", "3 ids, 0 mask values"),
+        ([1, 2, 4], [0, 1, 2], "lengths", "the mask holds other values than 0 and 1"),
+        ([1, 2, 4], [0, 1, -1], "lengths", "the mask holds other values than 0 and 1"),
+        ([1, 2, 4], [0, 1, 256], "lengths", "the mask holds other values than 0 and 1"),
+        ([1, 2, -100], [0, 1, 1], "id_range", "holds an id outside of 0 to 999"),
+        ([1, 2, 1000], [0, 1, 1], "id_range", "holds an id outside of 0 to 999"),
+        ([1, 2, 2**40], [0, 1, 1], "id_range", "holds an id outside of 0 to 999"),
+        ([5] * 201, [0] * 199 + [1, 1], "max_length", "201 tokens of at most 200"),
+        ([5] * 1_000_000, [0, *[1] * 999_999], "max_length", "1000000 tokens of at most 200"),
+        ([1, 2, 4], [0, 0, 0], "no_supervised_tokens", "the mask is all zeros"),
+        ([1, 2, 4], [1, 1, 1], "all_supervised", "the mask is all ones"),
+        ([1, 2, 4, 5], [0, 1, 0, 1], "adjacent_supervised_tokens", "no two supervised tokens stand side by side"),
+        ([3, 3, 4, 5], [0, 0, 1, 1], "bos", "2 BOS tokens"),
+        (LOOP, [0] * 10 + [1] * 80, "repetition", "repeats of 3 ids"),
+        ([*LOOP, 2], [0] * 10 + [1] * 81, "repetition", "repeats of 3 ids"),
+        (None, [0, 1, 1], "null", "a null"),
+        ([1, 2, 4], None, "null", "a null"),
+        ([1, None, 4], [0, 1, 1], "null", "a null"),
+        ([1, 2, 4], [0, 1, None], "null", "a null"),
+    ],
+)
+def test_rows_that_no_shard_could_hold_stay_out_of_the_corpus(tmp_path, ids, mask, check, told):
+    rows, gates = read_base(tmp_path, [*GOOD[:20], (ids, mask), *GOOD[20:]])
+    assert [row["input_ids"] for row in rows] == [one for one, _ in GOOD]
+    assert gates.refused == {("base", check): 1}
+    assert f"train-00000.parquet:20: {told}" in gates.examples[check] or told in gates.examples[check]
+    assert gates.rows == 51
+
+
+def test_a_row_without_an_id_where_others_have_one(tmp_path):
+    rows, gates = read_base(tmp_path, GOOD[:3], id=["a", None, "c"], dataset=["x", "x", "y"])
+    assert [row["id"] for row in rows] == ["a", "c"]
+    assert gates.refused == {("x", "null"): 1}
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(-1, 12), max_size=9), st.lists(st.integers(0, 2), max_size=9)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_the_gates_are_those_of_validation(rows, adjacent):
+    """By the column or one by one, the same row is refused for the same reason."""
+    settings = Validation(
+        min_supervised_tokens=2, adjacent_supervised_tokens=adjacent, max_length=8, max_period=3, max_repeats=2
+    )
+    target = SimpleNamespace(
+        vocab_size=12, context_length=99, bos_id=3, eos_ids=frozenset([2]), think_close_id=None, tool_ids=frozenset()
+    )
+    one_by_one = Gates(target, settings)
+    told = []
+    for number, (ids, mask) in enumerate(rows):
+        found = Sample(str(number), "p", "base", ids, mask, "given", "kept")
+        told.append(one_by_one.refuse(found))
+    facts = {"bos_id": 3, "eos_ids": [2], "context_length": 99}
+    gates = BaseGates(limits_of(settings, {"vocab_size": 12}, facts))
+    tokens = Tokens(*(pa.array(column, pa.list_(pa.int64())) for column in zip(*rows)))
+    keep = gates.keep(tokens, ["base"] * len(rows), str, np.zeros(len(rows), bool))
+    assert keep.tolist() == [one is None for one in told]
+    assert gates.refused == Counter(("base", one[0]) for one in told if one)
+
+
+def test_refused_rows_are_counted_in_manifest_and_log_and_many_stop_the_merge(tmp_path):
+    rows = [*GOOD, ([1, 2], [0, 0]), ([4, 5], [0, 0]), ([6, 7, 5000], [0, 1, 1])]
+    ids, masks = zip(*rows)
+    base = foreign(tmp_path, input_ids=list(ids), loss_mask=list(masks))
+    said = []
+    paths = [shard(tmp_path / "validated/alpha/000.parquet", [sample(0)])]
+    settings = config(base=str(base))
+    manifest = merge(settings, paths, summary_of(paths), tmp_path / "training", said.append)
+    counted = manifest.datasets["base"]
+    assert (counted["read"], counted["from_base"], counted["rows"]) == (53, 53, 50)
+    assert counted["dropped"] == {"weight": 0, "superseded": 0, "no_supervised_tokens": 2, "id_range": 1}
+    assert any(
+        "refused rows of the base: no_supervised_tokens 2 (" in line and "train-00000.parquet:50: the mask is" in line
+        for line in said
+    )
+    assert verify(tmp_path / "training")[1] == []
+    settings = config(base=str(base), validation={"max_reject_rate": 0.05})
+    with pytest.raises(
+        UserError, match=r"merge\.base: 3 of 53 rows \(5\.7%\) are refused: no_supervised_tokens 2 .*max_reject_rate 5%"
+    ):
+        merge(settings, paths, summary_of(paths), tmp_path / "elsewhere/training", said.append)
+
+
+def test_the_context_of_the_target_is_the_longest_row(tmp_path):
+    (tmp_path / "target").mkdir()
+    facts = {"tokenizer_hash": TARGET["tokenizer_hash"], "context_length": 40, "bos_id": None, "eos_ids": [1]}
+    (tmp_path / "target/target.json").write_text(json.dumps(facts))
+    base = foreign(tmp_path, input_ids=[list(range(41)), list(range(40))], loss_mask=[[0] + [1] * 40, [0] + [1] * 39])
+    settings = config(base=str(base), validation={"max_reject_rate": 0.9})
+    paths = [shard(tmp_path / "validated/alpha/000.parquet", [sample(0)])]
+    manifest = merge(settings, paths, summary_of(paths), tmp_path / "training", lambda line: None)
+    assert manifest.datasets["base"]["dropped"]["max_length"] == 1
+    assert manifest.settings["base_gates"]["max_length"] == 40
+
+
+def test_files_of_one_base_may_differ_in_their_columns(tmp_path):
+    data = tmp_path / "base"
+    (data / "b/.cache").mkdir(parents=True)
+    ids, masks = map(list, zip(*GOOD[:2]))
+    pq.write_table(pa.table({"input_ids": pa.array(ids, pa.list_(pa.int64())), "loss_mask": masks}), data / "1.parquet")
+    messages = [[{"content": "q", "role": "user"}, {"content": "a", "role": "assistant"}]] * 2
+    more, more_masks = map(list, zip(*GOOD[2:4]))
+    typed = pa.array(more, pa.large_list(pa.uint16()))
+    table = {"loss_mask": more_masks, "messages": messages, "input_ids": typed, "id": [7, 8], "score": [0.5, 0.5]}
+    pq.write_table(pa.table(table), data / "b/2.parquet")
+    pq.write_table(
+        pa.table({"input_ids": typed.slice(0, 0), "loss_mask": pa.array([], pa.list_(pa.int8()))}), data / "3.parquet"
+    )
+    (data / "b/.cache/half.parquet").write_bytes(b"PAR1")
+    manifest, rows = merged(tmp_path, data)
+    assert sorted(row.input_ids for row in rows) == sorted(ids + more)
+    assert {row.id for row in rows} >= {"7", "8"}
+    assert [message.role for row in rows for message in row.messages] == ["user", "assistant"] * 2
+    assert any("b/2.parquet: columns left out: score" in note for note in manifest.notes)
+
+
+def test_rejects_of_a_validation_are_no_base(tmp_path):
+    shard(tmp_path / "base/alpha/000.parquet", [sample(1, "old")])
+    refused = Reject(**{name: getattr(sample(2, "old"), name) for name in Sample.__slots__}, check="bos", detail="2")
+    records.write_rows(tmp_path / "base/alpha/000.rejects.parquet", Reject, [refused], {})
+    _, rows = merged(tmp_path, tmp_path / "base")
+    assert [row.id for row in rows] == [sample(1, "old").id]
 
 
 def test_another_tokenizer_is_refused_another_template_is_noted(tmp_path):
