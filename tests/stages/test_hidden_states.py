@@ -191,7 +191,9 @@ def test_what_fails_for_good_is_counted_with_its_reason(tmp_path, capsys):
     assert manifest["totals"] | {"bytes": 0, "tokens": 0} == {
         "chosen": 63, "samples": 60, "failed": 3, "tokens": 0, "bytes": 0,
     }  # fmt: skip
-    assert [one["id"] for one in manifest["failed"]] == [id for id, row in run.rows.items() if len(row.input_ids) > 100]
+    assert [one["id"] for one in manifest["failed"]] == [
+        sample for sample, row in run.rows.items() if len(row.input_ids) > 100
+    ]
     assert {one["capture"] for one in manifest["failed"]} == {"layers"}
     assert all("HTTP 400" in one["reason"] for one in manifest["failed"])
     said = capsys.readouterr().err
@@ -247,9 +249,9 @@ def test_states_of_a_broken_server_are_asked_again(tmp_path):
         return [(await one.backlog.get()).row.id for _ in range(2)]
 
     assert sorted(asyncio.run(left())) == sorted([first, second])
-    for id in (first, second):
-        assert store.find(rows[id]) is None
-        assert store.part(rows[id]).keys() == {plan.captures[0].tensor}
+    for name in (first, second):
+        assert store.find(rows[name]) is None
+        assert store.part(rows[name]).keys() == {plan.captures[0].tensor}
 
 
 def test_a_reply_that_is_being_read_when_its_server_turns_out_broken_is_asked_again(tmp_path, monkeypatch):

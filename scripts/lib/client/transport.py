@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,6 +23,7 @@ from scripts.lib.client.connections import (
     Unreachable,
 )
 from scripts.lib.config.model import Engine
+from scripts.lib.core import open_files
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines.base import Call, Failure, Kind, Reply
 
@@ -32,16 +32,14 @@ _STALE_SECONDS = 1.0
 
 
 def require_descriptors(concurrency: int) -> None:
-    """Raise the soft limit of open files to what `concurrency` connections need, or refuse to start."""
+    """Raise the limit of open files to what `concurrency` connections need, or refuse to start."""
     needed = 2 * concurrency + 256
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise UserError(
-                f"{concurrency} requests in flight need {needed} open files, the limit is {hard}: raise it "
-                f"(ulimit -Hn {needed}) or lower the lane's concurrency"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    allowed = open_files.allow(needed)
+    if allowed < needed:
+        raise UserError(
+            f"{concurrency} requests in flight need {needed} open files, the limit is {allowed}: raise it "
+            f"(ulimit -Hn {needed}) or lower the lane's concurrency"
+        )
 
 
 def authorization(engine: Engine) -> dict[str, str]:

@@ -48,6 +48,6 @@ def rows(corpus: Corpus, wanted: Container[str]) -> Iterator[CorpusRow]:
     """The wanted samples, in the order of the corpus."""
     for table in corpus.tables(["id", "input_ids", "loss_mask"]):
         for batch in table.to_batches(max_chunksize=64):
-            for id, ids, mask in zip(batch["id"], batch["input_ids"], batch["loss_mask"]):
-                if (name := id.as_py()) in wanted:
+            for cell, ids, mask in zip(batch["id"], batch["input_ids"], batch["loss_mask"]):
+                if (name := cell.as_py()) in wanted:
                     yield CorpusRow(name, ids.values.to_numpy(), mask.values.to_numpy())

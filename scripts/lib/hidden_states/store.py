@@ -47,10 +47,10 @@ class Stored:
     engine: str
 
 
-def file_name(id: str) -> str:
+def file_name(sample: str) -> str:
     """A name that any file system takes, in a folder of its first two characters."""
-    plain = _PLAIN.fullmatch(id)
-    name = (plain[1] + (f"-{plain[2]}" if plain[2] else "")) if plain else digest(id)
+    plain = _PLAIN.fullmatch(sample)
+    name = (plain[1] + (f"-{plain[2]}" if plain[2] else "")) if plain else digest(sample)
     return f"{name[:2]}/{name}{_SUFFIX}"
 
 
@@ -118,9 +118,9 @@ class StateFiles:
         size = sum(len(piece) for piece in pieces)
         return Stored(row.id, f"data/{name}", checksum.hexdigest(), size, len(row.input_ids), engine)
 
-    def forget(self, id: str, tensor: str) -> None:
+    def forget(self, sample: str, tensor: str) -> None:
         """Drop one capture of a sample, whose server turned out to be broken; its other states stay, as a part."""
-        name = file_name(id)
+        name = file_name(sample)
         for path in (self.data / name, self.parts / name):
             try:
                 file, _ = read(path)
@@ -131,7 +131,7 @@ class StateFiles:
                 continue
             path.unlink()
             if states:
-                row = CorpusRow(id, file.tensors["input_ids"], file.tensors["loss_mask"])
+                row = CorpusRow(sample, file.tensors["input_ids"], file.tensors["loss_mask"])
                 self.write(row, states, file.metadata["engine"])
 
     def clear_parts(self, keep: Container[str]) -> None:

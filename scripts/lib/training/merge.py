@@ -4,7 +4,6 @@ Memory stays bounded whatever the size (see `shuffle`), equal inputs give equal 
 that was there stays whole until the new one takes its place in one rename (see `versions`).
 """
 
-import resource
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib.config.model import Config
 from scripts.lib.config.stage_settings import stage_settings
-from scripts.lib.core import durable, records
+from scripts.lib.core import durable, open_files, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import differences, digest, same_tokenizer
@@ -187,12 +186,9 @@ def _count_refused(gates: BaseGates, counts: dict[str, MergeCounts]) -> None:
 def _bucket_count(sources: list[MergedFile]) -> int:
     """As many buckets as keep one at BUCKET_BYTES, within the limit of open files."""
     wanted = max(1, -(-sum(source.memory for source in sources) // BUCKET_BYTES))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     power = 1 << (wanted - 1).bit_length()
-    if power + SPARE_FILES > soft:
-        soft = min(hard, power + SPARE_FILES) if hard != resource.RLIM_INFINITY else power + SPARE_FILES
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    while power + SPARE_FILES > soft and power > 1:
+    allowed = open_files.allow(power + SPARE_FILES)
+    while power + SPARE_FILES > allowed and power > 1:
         power //= 2
     return power
 

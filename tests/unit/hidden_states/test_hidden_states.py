@@ -320,8 +320,8 @@ def states(seed, tokens, width):
     return np.random.default_rng(seed).integers(0, 0x7F00, (tokens, width), dtype=np.uint16)
 
 
-def row(id="a" * 32, tokens=5):
-    return CorpusRow(id, np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
+def row(name="a" * 32, tokens=5):
+    return CorpusRow(name, np.arange(tokens, dtype=np.int32), np.ones(tokens, np.int8))
 
 
 def full(plan, one, seed=0):
@@ -356,15 +356,15 @@ def test_files_are_what_safetensors_reads(store, small):
     assert all(np.array_equal(back.tensors[name], tensor) for name, tensor in kept.items())
 
 
-@pytest.mark.parametrize("id", ["plain", "a/b", "../../etc", "é" * 300, "A" * 32, "c" * 32 + "/x"])
-def test_ids_of_other_corpora_get_safe_names(id):
-    name = file_name(id)
+@pytest.mark.parametrize("sample", ["plain", "a/b", "../../etc", "é" * 300, "A" * 32, "c" * 32 + "/x"])
+def test_ids_of_other_corpora_get_safe_names(sample):
+    name = file_name(sample)
     assert re.fullmatch(r"([0-9a-f]{2})/\1[0-9a-f]{30}\.safetensors", name)
 
 
 def test_names_of_different_samples_differ():
     ids = ["a" * 32, "a" * 32 + "/0", "a" * 32 + "/1", "a" * 32 + "-0", "b" * 32]
-    assert len({file_name(id) for id in ids}) == len(ids)
+    assert len({file_name(sample) for sample in ids}) == len(ids)
 
 
 def test_what_is_there_and_whole_is_found_and_nothing_else(store, small, configured):
