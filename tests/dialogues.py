@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from scripts.lib.config.model import Dataset
 from scripts.lib.core.records import Completion, Message, Sample, Turn
 from scripts.lib.target.model import Target
+from scripts.lib.target.output import split_output
 from scripts.lib.tokens.completions import from_completion
 from tests.families import FAMILIES, target
 
@@ -31,7 +32,7 @@ def converse(model: Target, users: Sequence[str], outputs: Sequence[Sequence[int
     for user, output in zip(users, outputs):
         messages.append(Message("user", user))
         prompt = model.render(messages)
-        split = model.split_output(prompt, output)
+        split = split_output(model, prompt, output)
         stopped = bool(output) and output[-1] in model.eos_ids
         turns.append(Turn(prompt, list(output), "stop" if stopped else "length", split.content, split.reasoning))
         messages.append(Message("assistant", split.content, split.reasoning))

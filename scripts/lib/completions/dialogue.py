@@ -16,7 +16,8 @@ from scripts.lib.config.model import Dataset, Sampling
 from scripts.lib.core.records import OUTCOMES, Completion, Message, Turn
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.target.model import Target, TemplateError
-from scripts.lib.target.output import Output, add_text, reconstruct, reconstruction_flags
+from scripts.lib.target.output import Output, add_text, split_output
+from scripts.lib.target.reconstruction import reconstruct, reconstruction_flags
 
 # Answers that are worth another seed (empty, filtered) are asked this many times more.
 RESAMPLES = 2
@@ -161,7 +162,7 @@ class Dialogue:
             elif answer.finish_reason == "stop":
                 return Failure("retry", "stopped without a stop token: the last tokens were lost", most_attempts=2)
         ids = before + new if before else new
-        return ids, target.split_output(prompt_ids, ids), appended
+        return ids, split_output(target, prompt_ids, ids), appended
 
     def _read_text(self, request: Request, answer: Answer) -> tuple[list[int], Output, bool] | Failure:
         """Ids rebuilt from the text of an API that returns none."""

@@ -1,21 +1,26 @@
-"""Chat templates, rendered byte for byte as transformers renders them, without transformers.
+"""Chat templates, rendered byte for byte as transformers renders them, without transformers, on a day that stands still.
 
-Its import costs every job a second, and `apply_chat_template` several times what the template itself does. What
+For example, `compile_template("{{ messages[0].content }}", {})([{"role": "user", "content": "Hi"}], None, False)` is
+"Hi". The import of transformers costs every job a second, and `apply_chat_template` several times what the template itself does. What
 templates are written for is Jinja in an immutable sandbox with a few names more. Tests compare the two on all
 published templates.
 """
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jinja2
+import orjson
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from scripts.lib.core.errors import UserError
 
 # Names under which chats carry a thought, the usual one first.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -131,3 +136,33 @@ def _with_thought(message: dict) -> dict:
         if thought is not None:
             return {"thinking": thought, **message, "reasoning_content": thought}
     return message
+
+
+_CLOCK = re.compile(r"""\bstrftime_now\(\s*(?:format\s*=\s*)?(?:'([^']*)'|"([^"]*)")\s*\)""")
+
+
+def frozen_template(template: str, date: str) -> str:
+    """The template with every reading of the clock replaced by `date`, so that ids don't change overnight.
+
+    gpt-oss, Llama-3.2, Mistral and SmolLM3 call `strftime_now("%d %B %Y")`. transformers lets nobody pass another
+    clock (callables become text), and engines don't either. Raises UserError for a call that can't be evaluated here.
+    """
+    frozen = datetime.datetime.fromisoformat(date)
+    text = _CLOCK.sub(lambda call: orjson.dumps(frozen.strftime(call[1] or call[2] or "")).decode(), template)
+    if re.search(r"\bstrftime_now\(", text):
+        raise UserError(
+            "the chat template reads the clock in a way that can't be frozen: name a copy in `model.chat_template`"
+        )
+    return text
+
+
+def template_variables(template: str, kwargs: dict[str, Any], date: str) -> dict[str, Any]:
+    """What the template sees besides the messages: the pinned kwargs, and `date_string` where it needs one.
+
+    A template that has a date of its own keeps it: Llama-3.1 falls back to a fixed one, and the servers that the
+    drafter will meet don't send any.
+    """
+    variables: dict[str, Any] = {}
+    if "date_string" in template and not re.search(r"set\s+date_string\s*=", template):
+        variables["date_string"] = datetime.datetime.fromisoformat(date).strftime("%d %b %Y")
+    return variables | kwargs

@@ -9,6 +9,8 @@ added tokens that the chat template itself spells are taken as well.
 import re
 from collections.abc import Mapping
 
+from scripts.lib.target.thoughts import TAGS
+
 # Role in the conversation -> token texts, over all families. Only those that are added tokens of the
 # tokenizer at hand count: in another vocabulary `<think>` is five ordinary tokens.
 KNOWN: dict[str, tuple[str, ...]] = {
@@ -81,14 +83,6 @@ _TOOL_OPENERS = (
     "<|START_ACTION|>", "｜DSML｜",
 )  # fmt: skip
 
-_THINK_PAIRS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-
 _MARKER = re.compile(r"[<\[\]｜]\S+[>\]\[｜]")
 
 
@@ -129,6 +123,6 @@ def think_pair(added: Mapping[str, int], template: str) -> tuple[int, int] | Non
 
     With several pairs, the one that the template spells.
     """
-    pairs = [pair for pair in _THINK_PAIRS if pair[0] in added and pair[1] in added]
+    pairs = [pair for pair in TAGS if pair[0] in added and pair[1] in added]
     pairs.sort(key=lambda pair: pair[1] not in template)
     return (added[pairs[0][0]], added[pairs[0][1]]) if pairs else None

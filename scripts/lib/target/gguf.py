@@ -14,12 +14,17 @@ from typing import Any, BinaryIO
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.target.vocabulary import NAMED_TOKENS
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 # gguf's token types
 _CONTROL, _USER_DEFINED = 3, 4
-_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_OTHER_NAMES = {
+    "unk_token": "unknown",
+    "pad_token": "padding",
+    "sep_token": "seperator",
+}  # the last as it is spelled there
 
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -128,7 +133,8 @@ def read_gguf(path: Path) -> GgufFacts:
     tokens = header.get("tokenizer.ggml.tokens")
     if tokens is None:
         raise UserError(f"{path}: carries no tokenizer: name one in `model.tokenizer`")
-    numbers = {name: header.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
+    keys = {name: _OTHER_NAMES.get(name, name.removesuffix("_token")) for name in NAMED_TOKENS}
+    numbers = {name: header.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
     ends = [header.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     vocab_size, context_length = _sizes(header, len(tokens))
     return GgufFacts(

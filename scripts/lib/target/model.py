@@ -1,46 +1,32 @@
 """The target model as its tokens see it: tokenizer, chat template and facts, pinned in one folder.
 
-`tokenizer_sources.prepare_target` builds the folder (results/target), every later stage loads it from there, offline:
-`target.json` (facts and hashes), `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. A tokenizer that
-needs code of its model (`trust_remote_code`) keeps its files in `remote/` instead of `tokenizer.json`.
+`prepare.prepare_target` builds the folder (results/target), every later stage loads it from there, offline:
+`target.json` (facts and hashes) and the tokenizer's files (see `vocabulary`). For example:
 
-Everything is read as transformers reads it, but transformers itself is imported only for such code: it costs every
-job a second of CPU.
+    target = load_target("results/target")
+    ids = target.render([Message("user", "Hi")])     # what an engine is sent
+    target.decode(ids)                               # '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
 """
 
-import datetime
 import functools
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
-import orjson
-from tokenizers import AddedToken, Tokenizer
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Message
-from scripts.lib.target import output
 from scripts.lib.target.byte_level import token_bytes
-from scripts.lib.target.chat_template import Renderer, compile_template
-from scripts.lib.target.output import Output
-
-# transformers warns on import that there is no torch: the client needs none.
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+from scripts.lib.target.chat_template import frozen_template, template_variables
+from scripts.lib.target.vocabulary import Vocabulary, open_vocabulary
 
 FACTS_FILE = "target.json"
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
-REMOTE_FOLDER = "remote"
 _WINDOW = 48  # characters on each side of a seam
-# In the order in which transformers gives ids to those that the tokenizer lacks.
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TemplateError(ValueError):
@@ -84,7 +70,7 @@ class Target:
         think_open_id, think_close_id: ids of the tags around a thought.
     """
 
-    def __init__(self, facts: Facts, vocabulary: "Vocabulary"):
+    def __init__(self, facts: Facts, vocabulary: Vocabulary):
         self.facts = facts
         self.name = facts.name
         self.revision = facts.revision
@@ -218,10 +204,6 @@ class Target:
             left = left[start:]  # mostly the header of a turn, the same every time
         return self.encode(left + right) == self._encode_header(left) + self.encode(right)
 
-    def split_output(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
-        """Split what the engine sampled into thought and content, at ids, never by text (see `chat`)."""
-        return output.split_output(self, prompt_ids, output_ids)
-
     @functools.cached_property
     def harmony(self) -> dict[str, int] | None:
         """Ids of gpt-oss's channel markers by name; None for every other family."""
@@ -252,147 +234,6 @@ def _parsed_call(call: dict) -> dict:
         return call  # arguments that a model garbled stay text
 
 
-_CLOCK = re.compile(r"""\bstrftime_now\(\s*(?:format\s*=\s*)?(?:'([^']*)'|"([^"]*)")\s*\)""")
-
-
-def frozen_template(template: str, date: str) -> str:
-    """The template with every reading of the clock replaced by `date`, so that ids don't change overnight.
-
-    gpt-oss, Llama-3.2, Mistral and SmolLM3 call `strftime_now("%d %B %Y")`. transformers lets nobody pass another
-    clock (callables become text), and engines don't either. Raises UserError for a call that can't be evaluated here.
-    """
-    frozen = datetime.datetime.fromisoformat(date)
-    text = _CLOCK.sub(lambda call: orjson.dumps(frozen.strftime(call[1] or call[2] or "")).decode(), template)
-    if re.search(r"\bstrftime_now\(", text):
-        raise UserError(
-            "the chat template reads the clock in a way that can't be frozen: name a copy in `model.chat_template`"
-        )
-    return text
-
-
-def template_variables(template: str, kwargs: dict[str, Any], date: str) -> dict[str, Any]:
-    """What the template sees besides the messages: the pinned kwargs, and `date_string` where it needs one.
-
-    A template that has a date of its own keeps it: Llama-3.1 falls back to a fixed one, and the servers that the
-    drafter will meet don't send any.
-    """
-    variables: dict[str, Any] = {}
-    if "date_string" in template and not re.search(r"set\s+date_string\s*=", template):
-        variables["date_string"] = datetime.datetime.fromisoformat(date).strftime("%d %b %Y")
-    return variables | kwargs
-
-
-class Vocabulary(Protocol):
-    """A tokenizer and its chat template, of either kind below."""
-
-    template: str
-    special_tokens: dict[str, str]  # by name: bos_token, eos_token, ...
-    added: dict[int, AddedToken]
-    backend: Tokenizer | None  # None for a tokenizer in Python
-
-    def id_of(self, name: str) -> int | None:
-        """Id of a named special token."""
-        ...
-
-    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
-        """What renders `template` with this tokenizer's special tokens and `variables`."""
-        ...
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: list[int]) -> str: ...
-
-
-class PlainVocabulary:
-    """The tokenizer of a folder that holds tokenizer.json, config and template, taken verbatim.
-
-    What `PreTrainedTokenizerFast` makes of the same files, which is what counts: some tokenizer classes of transformers
-    5 rebuild the pre-tokenizer from their own rules instead of reading tokenizer.json.
-    """
-
-    def __init__(self, directory: Path):
-        config = durable.read_json(directory / TOKENIZER_CONFIG_FILE)
-        self.template = (directory / TEMPLATE_FILE).read_text(encoding="utf-8")
-        self.backend: Tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
-        self.special_tokens = {name: text for name, text in config.items() if name.endswith("_token")}
-        if self.backend.padding:
-            self.special_tokens.setdefault("pad_token", self.backend.padding["pad_token"])
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self.backend.encode_special_tokens = False
-        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
-        named = (self.special_tokens[name] for name in _NAMED if name in self.special_tokens)
-        missing = dict.fromkeys(text for text in named if text not in known)
-        self.backend.add_tokens([AddedToken(text, special=True) for text in missing])
-        self.added = self.backend.get_added_tokens_decoder()
-
-    def id_of(self, name: str) -> int | None:
-        text = self.special_tokens.get(name)
-        return None if text is None else self.backend.token_to_id(text)
-
-    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
-        return compile_template(template, self.special_tokens | variables)
-
-    def encode(self, text: str) -> list[int]:
-        # Without the offsets that `encode` works out for every token: a quarter of its time.
-        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def decode(self, ids: list[int]) -> str:
-        return self.backend.decode(ids, skip_special_tokens=False)
-
-
-class RemoteVocabulary:
-    """The tokenizer of a folder with Python code of its own, which is run: only after the user said so.
-
-    The code may render templates in its own way too (Kimi's writes tools as TypeScript).
-    """
-
-    def __init__(self, directory: Path):
-        from transformers import AutoTokenizer
-
-        try:
-            self._hf = hf = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
-        except ImportError as error:
-            raise UserError(
-                f"{directory}: the tokenizer's code needs a package that isn't installed: {error}"
-            ) from None
-        self.template = hf.chat_template
-        self.special_tokens = hf.special_tokens_map
-        self.added = hf.added_tokens_decoder
-        self.backend = plain_backend(hf)
-
-    def id_of(self, name: str) -> int | None:
-        return getattr(self._hf, f"{name}_id")
-
-    def renderer(self, template: str, variables: dict[str, Any]) -> Renderer:
-        self._hf.chat_template = template
-
-        def render(messages: list[dict], tools: list[dict] | None, generation_prompt: bool, **more: Any) -> str:
-            return self._hf.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **{**variables, **more}
-            )
-
-        return render
-
-    def encode(self, text: str) -> list[int]:
-        if self.backend is not None:
-            return self.backend.encode(text, add_special_tokens=False).ids
-        return list(self._hf.encode(text, add_special_tokens=False))
-
-    def decode(self, ids: list[int]) -> str:
-        if self.backend is not None:
-            return self.backend.decode(ids, skip_special_tokens=False)
-        return self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def plain_backend(hf: Any) -> Tokenizer | None:
-    """The `tokenizers` object of a transformers tokenizer, without cutting or padding; None when it has none."""
-    backend = getattr(hf, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_truncation()
-        backend.no_padding()
-    return backend
-
-
 @functools.lru_cache(maxsize=4)
 def load_target(directory: Path | str) -> Target:
     """Load the target that `prepare_target` wrote to `directory`.
@@ -415,8 +256,3 @@ def load_target(directory: Path | str) -> Target:
 def open_target(directory: Path, facts: Facts) -> Target:
     """The target of a folder whose facts are at hand."""
     return Target(facts, open_vocabulary(directory, facts.remote_code))
-
-
-def open_vocabulary(directory: Path, remote_code: bool) -> Vocabulary:
-    """The tokenizer and template of a target folder."""
-    return RemoteVocabulary(directory / REMOTE_FOLDER) if remote_code else PlainVocabulary(directory)

@@ -1,26 +1,22 @@
-"""Between ids and turns: what an assistant's ids say.
+"""What an assistant's ids say: thought, content, tool calls.
 
 Everything is decided at ids. The same characters can come from a control token or be typed by the model letter by
-letter, and only the ids tell which.
+letter, and only the ids tell which. For example, the ids of `Simple.</think>4.<|im_end|>` after a prompt that ends in
+`<think>` have the reasoning "Simple." and the content "4.".
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from scripts.lib.core.records import Message, Turn
-from scripts.lib.target import turn_format
-
-if TYPE_CHECKING:
-    from scripts.lib.target.model import Target
+from scripts.lib.core.records import Turn
+from scripts.lib.target.model import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
     """Ids whose text is made when it is asked for: whoever only judges an answer seldom needs it."""
 
-    target: "Target"
+    target: Target
     parts: Sequence[list[int]]  # decoded apart, joined by `glue`
     glue: str = ""
     trim: Callable[[str], str] = str
@@ -109,7 +105,7 @@ def _without_outer_lines(text: str) -> str:
     return text.strip("\n")
 
 
-def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
+def split_output(target: Target, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
     """Split what the engine sampled into thought and content.
 
     The thought ends at the first closing id. A template that prefills the opening tag leaves it in the prompt; a
@@ -138,14 +134,14 @@ def split_output(target: "Target", prompt_ids: Sequence[int], output_ids: Sequen
     return Output(Passage(target, [ids]), None, True, tools)
 
 
-def add_text(target: "Target", turn: Turn) -> None:
+def add_text(target: Target, turn: Turn) -> None:
     """Give a turn the text that its ids say, where it has none yet."""
     if turn.content is None:
         output = split_output(target, turn.prompt_ids, turn.output_ids)
         turn.content, turn.reasoning = output.content, output.reasoning
 
 
-def thinks_already(target: "Target", prompt_ids: Sequence[int]) -> bool:
+def thinks_already(target: Target, prompt_ids: Sequence[int]) -> bool:
     """Whether the prompt ends inside a thought: its last think tag is an opening one with only blanks after it."""
     if target.think_open_id is None:
         return False
@@ -157,18 +153,18 @@ def thinks_already(target: "Target", prompt_ids: Sequence[int]) -> bool:
     return False
 
 
-def _opens(target: "Target", ids: list[int]) -> bool:
+def _opens(target: Target, ids: list[int]) -> bool:
     """Whether the output itself begins with the opening tag, blanks aside."""
     if target.think_open_id is None or target.think_open_id not in ids:
         return False
     return not target.decode(ids[: ids.index(target.think_open_id)]).strip()
 
 
-def _after_opening(target: "Target", ids: list[int]) -> list[int]:
+def _after_opening(target: Target, ids: list[int]) -> list[int]:
     return ids[ids.index(target.think_open_id) + 1 :] if _opens(target, ids) else ids
 
 
-def _split_harmony(target: "Target", ids: list[int], tools: tuple[int, ...]) -> Output:
+def _split_harmony(target: Target, ids: list[int], tools: tuple[int, ...]) -> Output:
     """gpt-oss: `<|channel|>analysis<|message|>thought<|end|><|start|>assistant<|channel|>final<|message|>content`.
 
     The answer is what stands in the channel `final`; every other channel is thought.
@@ -199,54 +195,3 @@ def _split_harmony(target: "Target", ids: list[int], tools: tuple[int, ...]) -> 
     begun = bool(thought) or bool(header)
     reasoning = Passage(target, thought, glue="\n") if thought else None
     return Output(Passage(target, content), reasoning, bool(content) or not begun, tools)
-
-
-def with_split_thought(target: "Target", message: Message) -> Message:
-    """An assistant message whose thought stands in its content between tags, with the thought in its own field.
-
-    For ready conversations only, where nothing but text is known. `...</think>answer`, without the opening tag that
-    some templates prefill, is understood as well.
-    """
-    opening, closing = turn_format.of(target).open, turn_format.of(target).close
-    if message.role != "assistant" or message.reasoning is not None or not closing or closing not in message.content:
-        return message
-    thought, _, content = message.content.partition(closing)
-    thought = thought.lstrip().removeprefix(opening).strip("\n")
-    return dataclasses.replace(message, content=content.lstrip("\n"), reasoning=thought)
-
-
-def reconstruct(
-    target: "Target",
-    prompt_ids: Sequence[int],
-    content: str,
-    reasoning: str | None,
-    finish_reason: str,
-    tool_calls: str | None = None,
-) -> list[int]:
-    """Ids of an answer of which an engine returned only the text: a good guess, never the truth.
-
-    The same text can be sampled as other ids, and servers strip blanks around thought and content. Samples made from
-    this are labelled `ids_origin: reconstructed`; `validate` measures on rows with known ids how often it is wrong.
-    `tool_calls` is the JSON text of an OpenAI-style list. Raises TurnFormat's NotWritable (a ValueError) for a message
-    that the target's format has no place for, TemplateError for text that isn't Unicode.
-    """
-    message = Message("assistant", content, reasoning, tool_calls)
-    # Only the last control token of the prompt and the blanks after it matter: whether it opens a thought.
-    text, _ = turn_format.of(target).write(
-        target, target.decode(prompt_ids[-8:]), message, finished=finish_reason != "length"
-    )
-    return target.encode(text)
-
-
-def reconstruction_flags(
-    ids: Sequence[int], content: str, reasoning: str | None, completion_tokens: int | None
-) -> list[str]:
-    """Signs that reconstructed ids are not those that were sampled; `completion_tokens` is the API's own count."""
-    flags = []
-    if completion_tokens is not None and completion_tokens != len(ids):
-        flags.append("length_mismatch")
-    if "\ufffd" in content or "\ufffd" in (reasoning or ""):
-        flags.append("replacement_character")  # the text lost bytes: its ids can't come back
-    if content != content.strip() or (reasoning is not None and reasoning != reasoning.strip()):
-        flags.append("outer_blanks")
-    return flags

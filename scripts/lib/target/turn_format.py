@@ -5,18 +5,17 @@ those of Kimi-K2.5, DeepSeek-V3.1 and Qwen3 delete a turn's thought from a finis
 learned from the template by rendering marked messages, and the turn is put together from that.
 """
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import orjson
 
 from scripts.lib.core.records import Message
-
-if TYPE_CHECKING:
-    from scripts.lib.target.model import Target
+from scripts.lib.target import thoughts
+from scripts.lib.target.model import Target
 
 _ASK = Message("user", "Qm1")
 # Words that no template contains, without blanks at the ends (some templates trim).
@@ -42,7 +41,17 @@ class TurnFormat:
     close: str = ""
     after_close: str = ""
 
-    def write(self, target: "Target", prompt: str, message: Message, finished: bool = True) -> tuple[str, list[str]]:
+    def apart(self, message: Message) -> Message:
+        """An answer whose thought stands between tags in its content, with the thought in its own field.
+
+        For ready conversations only, where nothing but text is known.
+        """
+        if message.role != "assistant" or message.reasoning is not None or not self.close:
+            return message
+        found = thoughts.split_prefilled(message.content, (self.open, self.close))
+        return message if found is None else dataclasses.replace(message, content=found[1], reasoning=found[0])
+
+    def write(self, target: Target, prompt: str, message: Message, finished: bool = True) -> tuple[str, list[str]]:
         """The text that the model would have written after `prompt` to give `message`, and flags.
 
         `finished`: False for an answer that was cut at max_tokens; it gets no end, and a thought without content
@@ -82,7 +91,7 @@ class TurnFormat:
         return text + (end if finished else ""), flags
 
 
-def learn(target: "Target") -> TurnFormat:
+def learn(target: Target) -> TurnFormat:
     """The turn format of a target, from its own template."""
     if target.harmony is not None:
         return TurnFormat(end="<|return|>")
@@ -108,7 +117,7 @@ def learn(target: "Target") -> TurnFormat:
     return TurnFormat(end, "", opening, "", "", closing, "")
 
 
-def _shown(target: "Target") -> Iterator[str]:
+def _shown(target: Target) -> Iterator[str]:
     """Renderings in which some template keeps the thought: the last turn, or a turn that calls a tool."""
     answer = Message("assistant", _CONTENT, _THOUGHT)
     call = Message("assistant", _CONTENT, _THOUGHT, _CALL)
@@ -124,7 +133,7 @@ def _shown(target: "Target") -> Iterator[str]:
             continue
 
 
-def _end(target: "Target") -> str:
+def _end(target: Target) -> str:
     """The token that ends a turn: the first of the target's stop tokens that the template puts after an answer."""
     answer = Message("assistant", _CONTENT)
     for messages, generation_prompt in (([_ASK, answer, _ASK], True), ([_ASK, answer], False)):
@@ -135,12 +144,12 @@ def _end(target: "Target") -> str:
     return min(text for text, token in target.structural_texts.items() if token in target.eos_ids)
 
 
-def _stop_tokens(target: "Target") -> re.Pattern:
+def _stop_tokens(target: Target) -> re.Pattern:
     ends = (text for text, token in target.structural_texts.items() if token in target.eos_ids)
     return re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))))
 
 
-def _tool_section(target: "Target", form: TurnFormat, message: Message) -> tuple[str, str]:
+def _tool_section(target: Target, form: TurnFormat, message: Message) -> tuple[str, str]:
     """The template's text of a message's tool calls, from after its content, and the token that ends the turn then.
 
     GLM-4.5 ends a turn that calls a tool with `<|observation|>`, others with `<|user|>`.
@@ -168,7 +177,7 @@ def _tool_section(target: "Target", form: TurnFormat, message: Message) -> tuple
     return rest[: match.start()], match[0]
 
 
-def _write_harmony(target: "Target", message: Message, finished: bool) -> str:
+def _write_harmony(target: Target, message: Message, finished: bool) -> str:
     """gpt-oss: one message per channel, the last one ended by <|return|>, or by <|call|> where it calls a tool."""
     text = ""
     if message.reasoning is not None:
@@ -188,6 +197,6 @@ def _write_harmony(target: "Target", message: Message, finished: bool) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def of(target: "Target") -> TurnFormat:
+def of(target: Target) -> TurnFormat:
     """The turn format of a target, learned once."""
     return learn(target)

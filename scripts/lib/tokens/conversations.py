@@ -16,7 +16,6 @@ from scripts.lib.core import records
 from scripts.lib.core.records import Message, Prompt, Sample
 from scripts.lib.target import turn_format
 from scripts.lib.target.model import Target, TemplateError
-from scripts.lib.target.output import with_split_thought
 from scripts.lib.tokens.provenance import provenance_of
 
 # Text that is tokenized at once, so that the tokenizer's threads have work. Rows differ by a factor of 10,000.
@@ -127,7 +126,7 @@ def _rendered(target: Target, prompt: Prompt) -> list[_Draft]:
     Raises TemplateError when the template or the format of its turns refuses the conversation.
     """
     form = turn_format.of(target)
-    messages = [with_split_thought(target, message) for message in prompt.messages]
+    messages = [form.apart(message) for message in prompt.messages]
     answers = [position for position, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
         raise TemplateError("the conversation has no assistant turn")

@@ -13,7 +13,7 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
 from scripts.lib.core.records import POLICIES, Completion, Reject, Sample
 from scripts.lib.target.model import Target
-from scripts.lib.target.output import reconstruct
+from scripts.lib.target.reconstruction import reconstruct
 from scripts.lib.validated.gates import Gates
 from scripts.lib.validated.statistics import Statistics
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from scripts.lib.core.records import Message
 from scripts.lib.target.chat_template import compile_template
-from scripts.lib.target.model import PlainVocabulary
+from scripts.lib.target.vocabulary import PlainVocabulary
 from tests.families import FAMILIES, build, template
 
 CALL = json.dumps([{"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "<é> & \\n"}'}}])

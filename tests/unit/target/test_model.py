@@ -11,8 +11,9 @@ from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Message
+from scripts.lib.target.chat_template import frozen_template
 from scripts.lib.target.location import EMBEDDED
-from scripts.lib.target.model import TemplateError, frozen_template, load_target
+from scripts.lib.target.model import TemplateError, load_target
 from scripts.lib.target.prepare import prepare_target
 from tests.families import FAMILIES, build, target, template
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scripts.lib.config.model import Validation
 from scripts.lib.core.records import Completion, Message, Prompt, Sample, Turn
 from scripts.lib.target.model import Target
+from scripts.lib.target.output import split_output
 from scripts.lib.tokens.completions import from_completion
 from scripts.lib.tokens.conversations import from_conversations
 from scripts.lib.validated.gates import Gates
@@ -79,7 +80,7 @@ def test_the_last_thought_of_a_conversation_is_kept(name: str):
     supervised = [token for token, mask in zip(sample.input_ids, sample.loss_mask) if mask]
     written = FAMILIES[name].written or ""
     assert supervised == model.encode(written.replace("{thought}", "Simple.").replace("{content}", "4."))
-    assert model.split_output(model.render(prompt.messages[:1]), supervised).reasoning == "Simple."
+    assert split_output(model, model.render(prompt.messages[:1]), supervised).reasoning == "Simple."
 
 
 @pytest.mark.parametrize("name", [name for name in THINKING if name != "gpt-oss"])

@@ -9,6 +9,7 @@ from typing import Any
 from scripts.lib.core.exact_json import NotJson, json_text, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
+from scripts.lib.target import thoughts
 
 ROLES = {
     "user": "user", "human": "user", "prompter": "user",
@@ -29,10 +30,6 @@ PAIRS = (
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _REASONING_PARTS = ("reasoning", "thinking", "thought", "reasoning_content")
 _MEDIA = re.compile(r"image|video|audio|file")
-_THOUGHTS = (
-    ("<think>", "</think>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-)
 _SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
 _CALL_TAG = re.compile(r"\s*<(tool_call|functioncall)>\s*(.*?)\s*(?:</\1>)?\s*", re.DOTALL)
 
@@ -195,17 +192,13 @@ def split_thought(message: Message) -> None:
 
     Blank lines around the tags go, as the templates that render them put their own.
     """
-    text = message.content.lstrip()
-    for opening, closing in _THOUGHTS:
-        if not text.startswith(opening):
-            continue
-        thought, closed, answer = text.removeprefix(opening).partition(closing)
-        if not closed:
-            raise Defect("unclosed_reasoning", f"{opening} without {closing}")
-        message.content = _unwrapped(answer.lstrip("\n"))
-        thought = thought.strip("\n")
-        message.reasoning = message.reasoning or thought or None
-        return
+    try:
+        found = thoughts.split(message.content)
+    except thoughts.UnclosedThought as error:
+        raise Defect("unclosed_reasoning", str(error)) from None
+    if found is not None:
+        message.content = _unwrapped(found[1])
+        message.reasoning = message.reasoning or found[0] or None
 
 
 def _unwrapped(answer: str) -> str:
