@@ -1,6 +1,5 @@
 """Write config/schema.json (for editors), docs/configuration.md and config/progress.schema.json from their models."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -8,16 +7,23 @@ from scripts.lib.completions import progress
 from scripts.lib.config.model import Config
 from scripts.lib.config.reference import reference_text, schema
 from scripts.lib.core import durable
+from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import entry
 
 
 @entry
-def main(argv: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.describe_config", description=__doc__)
-    parser.add_argument("--schema", type=Path, default=Path("config/schema.json"), help="JSON schema to write")
-    parser.add_argument("--reference", type=Path, default=Path("docs/configuration.md"), help="reference to write")
+def main(argv: list[str] | None = None) -> None:
+    parser = command_line(__file__, __doc__)
+    parser.add_argument("--schema", type=Path, default=Path("config/schema.json"), metavar="FILE", help="JSON schema")
     parser.add_argument(
-        "--progress", type=Path, default=Path("config/progress.schema.json"), help="schema of progress.json to write"
+        "--reference", type=Path, default=Path("docs/configuration.md"), metavar="FILE", help="reference for people"
+    )
+    parser.add_argument(
+        "--progress",
+        type=Path,
+        default=Path("config/progress.schema.json"),
+        metavar="FILE",
+        help="JSON schema of progress.json",
     )
     arguments = parser.parse_args(argv)
     durable.write_json(arguments.schema, schema())

@@ -5,12 +5,12 @@ Writes: {output}/data (a file per sample) and {output}/manifest.json; --receipt 
 `--plan` only says how large it gets.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
+from scripts.lib.core.command import command_line, say
 from scripts.lib.core.errors import entry
 from scripts.lib.hidden_states.choice import choose
 from scripts.lib.hidden_states.extract import extract, receipt
@@ -20,33 +20,31 @@ from scripts.lib.training.reader import Corpus
 
 @entry
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="extract_hidden_states", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", nargs="+", required=True, metavar="FILE", help="YAML or JSON, later over earlier")
-    parser.add_argument("--training", required=True, type=Path, help="link to the current corpus version")
+    parser = command_line(__file__, __doc__, "config", "training", "target", "state", "receipt")
     parser.add_argument("--plan", action="store_true", help="say how large it gets, and do nothing")
-    parser.add_argument("--target", type=Path, help="folder that prepare_target wrote")
-    parser.add_argument("--output", type=Path, help="folder of the files, taken up again where it was left")
-    parser.add_argument("--state", type=Path, help="folder of leases and server logs")
-    parser.add_argument("--receipt", type=Path, help="file that tells what this run made")
-    options = parser.parse_args(argv)
-    config = load_config(*options.config)
-    if options.plan:
-        plan, chosen = make_plan(config), choose(Corpus(options.training), config.hidden_states)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("results/hidden_states"),
+        metavar="FOLDER",
+        help="the files, taken up again where they were left (default: results/hidden_states)",
+    )
+    arguments = parser.parse_args(argv)
+    config = load_config(*arguments.config)
+    if arguments.plan:
+        plan, chosen = make_plan(config), choose(Corpus(arguments.training), config.hidden_states)
         print(size_line(plan, len(chosen.tokens), chosen.total))
         return
-    for name in ("target", "output", "state"):
-        if getattr(options, name) is None:
-            parser.error(f"--{name} is needed, except with --plan")
     manifest = extract(
         config,
-        options.training,
-        options.target,
-        options.output,
-        options.state,
-        say=lambda line: print(f"hidden states: {line}", file=sys.stderr, flush=True),
+        arguments.training,
+        arguments.target,
+        arguments.output,
+        arguments.state,
+        say=lambda line: say(f"hidden states: {line}"),
     )
-    if options.receipt:
-        durable.write_json(options.receipt, receipt(manifest, options.output))
+    if arguments.receipt:
+        durable.write_json(arguments.receipt, receipt(manifest, arguments.output))
 
 
 if __name__ == "__main__":

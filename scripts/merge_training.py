@@ -4,36 +4,35 @@ Reads:  --validated (Parquet shards of samples), --summary (JSON of summarize_va
 Writes: {training} -> corpora/{version}/ (part-*.parquet, manifest.json), swapped in atomically; --receipt (JSON).
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
+from scripts.lib.core.command import command_line, say
 from scripts.lib.core.errors import entry
 from scripts.lib.training.merge import merge, receipt
 
 
 @entry
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="merge_training", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", nargs="+", required=True, metavar="FILE", help="YAML or JSON, later over earlier")
+    parser = command_line(__file__, __doc__, "config", "training", "receipt")
     parser.add_argument(
-        "--validated", nargs="*", default=[], type=Path, metavar="PARQUET", help="validated shards, newest last"
+        "--validated", type=Path, nargs="*", default=[], metavar="FILE", help="validated shards, newest last"
     )
-    parser.add_argument("--summary", required=True, type=Path, help="summary.json of the validation of these shards")
-    parser.add_argument("--training", required=True, type=Path, help="link to the current corpus version")
-    parser.add_argument("--receipt", type=Path, help="file that tells which version this run made")
-    options = parser.parse_args(argv)
+    parser.add_argument(
+        "--summary", type=Path, required=True, metavar="FILE", help="what summarize_validation wrote about these shards"
+    )
+    arguments = parser.parse_args(argv)
     manifest = merge(
-        load_config(*options.config),
-        options.validated,
-        durable.read_json(options.summary),
-        options.training,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        load_config(*arguments.config),
+        arguments.validated,
+        durable.read_json(arguments.summary),
+        arguments.training,
+        say,
     )
-    if options.receipt:
-        durable.write_json(options.receipt, receipt(manifest))
+    if arguments.receipt:
+        durable.write_json(arguments.receipt, receipt(manifest))
 
 
 if __name__ == "__main__":

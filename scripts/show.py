@@ -1,37 +1,44 @@
 """Print samples with their supervised tokens marked."""
 
-import argparse
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import UserError, entry
 from scripts.lib.report.show import find_samples, show
 from scripts.lib.target.model import load_target
 
 
 @entry
-def main(argv: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.show", description=__doc__)
+def main(argv: list[str] | None = None) -> None:
+    parser = command_line(__file__, __doc__, "target")
     parser.add_argument(
-        "path", nargs="?", type=Path, default=Path("results/training"), help="corpus, stage folder or Parquet file"
+        "paths",
+        type=Path,
+        nargs="*",
+        default=[Path("results/training")],
+        metavar="PATH",
+        help="corpus, stage folder or Parquet files (default: results/training)",
     )
-    parser.add_argument(
-        "--target", type=Path, default=Path("results/target"), help="folder with the target's tokenizer"
-    )
-    parser.add_argument("--dataset", help="only samples of this dataset")
-    parser.add_argument("--id", help="only samples whose id starts with this")
-    parser.add_argument("--skip", type=int, default=0, help="pass over so many samples first")
-    parser.add_argument("--number", "-n", type=int, default=3, help="how many samples to print")
+    parser.add_argument("--dataset", metavar="NAME", help="only samples of this dataset")
+    parser.add_argument("--id", metavar="START", help="only samples whose id starts with this")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="pass over so many samples first")
+    parser.add_argument("--number", "-n", type=int, default=3, metavar="N", help="how many to print (default: 3)")
     parser.add_argument("--ids", action="store_true", help="one line per token: position, id, mask, text")
     arguments = parser.parse_args(argv)
+    if not arguments.target.is_dir():
+        raise UserError(
+            f"{arguments.target}: nothing has run yet: `snakemake --cores 8 merge_training` makes the corpus"
+        )
     target = load_target(arguments.target)
-    samples = find_samples(arguments.path, arguments.dataset, arguments.id, arguments.skip, arguments.number)
+    samples = find_samples(arguments.paths, arguments.dataset, arguments.id, arguments.skip, arguments.number)
     if not show(Console(highlight=False, soft_wrap=True), samples, target, arguments.ids):
+        where = ", ".join(map(str, arguments.paths))
         if arguments.dataset or arguments.id or arguments.skip:
-            raise UserError(f"{arguments.path}: no sample matches")
-        print(f"{arguments.path}: holds no samples")
+            raise UserError(f"{where}: no sample matches")
+        print(f"{where}: holds no samples")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Add up the validation of all shards; stop the run when too many samples were refused."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from rich.console import Console
 
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
+from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import entry
 from scripts.lib.target.model import load_target
 from scripts.lib.validated.statistics import write_token_frequencies
@@ -15,14 +15,17 @@ from scripts.lib.validated.summary import print_tables, require_acceptable, summ
 
 
 @entry
-def main(argv: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.summarize_validation", description=__doc__)
-    parser.add_argument("--config", nargs="+", type=Path, required=True, help="configuration files, later over earlier")
-    parser.add_argument("--target", type=Path, default=Path("results/target"), help="folder that prepare_target wrote")
-    parser.add_argument("--summaries", nargs="+", type=Path, required=True, help="what validate_tokens wrote per shard")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file of totals")
+def main(argv: list[str] | None = None) -> None:
+    parser = command_line(__file__, __doc__, "config", "target")
     parser.add_argument(
-        "--token-frequencies", type=Path, help="Parquet file of how often each id occurs, for draft vocabularies"
+        "--summaries", type=Path, nargs="+", required=True, metavar="FILE", help="what validate_tokens wrote per shard"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file of totals")
+    parser.add_argument(
+        "--token-frequencies",
+        type=Path,
+        metavar="FILE",
+        help="Parquet file of how often each id occurs, for draft vocabularies",
     )
     arguments = parser.parse_args(argv)
     config = load_config(*arguments.config)

@@ -1,23 +1,19 @@
 """Turn a shard of ready conversations or ready tokens (class A) into training samples."""
 
-import argparse
 import sys
 from pathlib import Path
 
 from scripts.lib.config.file import load_config
+from scripts.lib.core.command import command_line, say
 from scripts.lib.core.errors import entry
 from scripts.lib.target.model import load_target
 from scripts.lib.tokens.conversations import tokenize_conversations
 
 
 @entry
-def main(argv: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.tokenize_conversations", description=__doc__)
-    parser.add_argument("--config", nargs="+", type=Path, required=True, help="configuration files, later over earlier")
-    parser.add_argument("--dataset", required=True, help="name of the dataset in the configuration")
-    parser.add_argument("--target", type=Path, default=Path("results/target"), help="folder that prepare_target wrote")
-    parser.add_argument("--prompts", type=Path, required=True, help="prompt shard")
-    parser.add_argument("--output", type=Path, required=True, help="Parquet file of samples to write")
+def main(argv: list[str] | None = None) -> None:
+    parser = command_line(__file__, __doc__, "config", "dataset", "target", "prompts")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="samples to write")
     arguments = parser.parse_args(argv)
     counts = tokenize_conversations(
         load_config(*arguments.config),
@@ -26,7 +22,7 @@ def main(argv: list[str] | None) -> None:
         arguments.prompts,
         arguments.output,
     )
-    print(f"{counts['samples']} samples from {counts['prompts']} prompts -> {arguments.output}", file=sys.stderr)
+    say(f"{counts['samples']} samples from {counts['prompts']} prompts -> {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 Reads:  {progress}, which every generation job writes. Ends when the run is done, or with Ctrl-C.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -15,37 +14,46 @@ from rich.table import Table
 
 from scripts.lib.completions.progress import Figures, RunProgress
 from scripts.lib.core import durable
+from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import UserError, entry
 from scripts.lib.core.units import duration, short
 
 
 @entry
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="watch_progress", description=__doc__.splitlines()[0])
+    parser = command_line(__file__, __doc__)
     parser.add_argument(
-        "progress", nargs="?", type=Path, default=Path("results/progress.json"), help="progress.json of the run"
+        "progress",
+        type=Path,
+        nargs="?",
+        default=Path("results/progress.json"),
+        metavar="FILE",
+        help="progress.json of the run (default: results/progress.json)",
     )
     parser.add_argument("--once", action="store_true", help="print one table and end")
-    parser.add_argument("--seconds", type=float, default=2.0, help="pause between looks")
-    options = parser.parse_args(argv)
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, metavar="SECONDS", help="pause between looks (default: 2)"
+    )
+    arguments = parser.parse_args(argv)
     console = Console()
-    if options.once:
-        console.print(table(read(options.progress)))
+    if arguments.once:
+        console.print(table(read(arguments.progress)))
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            progress = read(options.progress)
+            progress = read(arguments.progress)
             live.update(table(progress), refresh=True)
             if progress.status == "done":
                 return
-            time.sleep(options.seconds)
+            time.sleep(arguments.seconds)
 
 
 def read(path: Path) -> RunProgress:
     """progress.json; raises UserError when there is none yet or it is of another version."""
-    values = durable.read_json(path)
+    if not path.exists():
+        raise UserError(f"{path}: nothing has run yet: `snakemake --cores 8 merge_training` starts a run")
     try:
-        return RunProgress(**values)
+        return RunProgress(**durable.read_json(path))
     except ValueError:
         raise UserError(f"{path}: not a progress file of this version") from None
 

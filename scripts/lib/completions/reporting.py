@@ -1,20 +1,13 @@
 """What a job says while it runs: lines about its shard and about the whole run, and the progress files."""
 
 import asyncio
-import contextlib
-import sys
 from collections.abc import Callable
 
 from scripts.lib.completions.progress import Meter, ProgressFile, Status, line
+from scripts.lib.core.command import say
 
 LINE_SECONDS = 5.0  # between lines about the whole run, whichever job says them
 _OWN_LINE_SECONDS = 30.0  # between a job's lines about its own shard
-
-
-def say(text: str) -> None:
-    """One line on stderr, at once. A reader that has gone (tee, a terminal) doesn't stop the work."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 class Reporter:

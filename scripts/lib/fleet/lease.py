@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.lib.config.model import Config
+from scripts.lib.core.command import say
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.locks import Lock, hold
 from scripts.lib.core.paths import State
@@ -155,11 +156,7 @@ class Lease:
         for server in failed:
             if server["index"] not in self._warned:
                 self._warned.add(server["index"])
-                print(
-                    f"warning: given up after {server['restarts']} restarts: {server['error']}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(f"warning: given up after {server['restarts']} restarts: {server['error']}")
 
     def _join_fleet(self) -> bool:
         """Take the shared lock and see that a keeper of our configuration lives or starts. False: try again."""

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib.config.model import Config, Dataset
 from scripts.lib.config.stage_settings import stage_settings
-from scripts.lib.core import durable
+from scripts.lib.core import command, durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
 from scripts.lib.core.records import Prompt, column, open_parquet, with_provenance, write_rows
@@ -51,7 +51,7 @@ def prepare_prompts(
     target: Target,
     output: Path,
     earlier: Sequence[Path] = (),
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = command.say,
 ) -> dict[str, Any]:
     """Write the prompts of dataset `name` to `output`: `{shard}.parquet`, keys.parquet, report.json.
 

@@ -55,7 +55,7 @@ def excerpts(run: Run) -> list[Excerpt]:
 
 def _first(one: DatasetRun) -> Sample | None:
     for path in one.shards["validated"]:
-        for sample in find_samples(path, None, None, 0, 1):
+        for sample in find_samples([path], None, None, 0, 1):
             return sample
     return None
 

@@ -1,7 +1,7 @@
 """Samples on a screen, with the tokens that the drafter will be trained on marked."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -35,13 +35,15 @@ def sample_files(path: Path) -> list[Path]:
     return [file for file in found if not file.name.endswith(".rejects.parquet")] or found
 
 
-def find_samples(path: Path, dataset: str | None, sample_id: str | None, skip: int, number: int) -> Iterator[Sample]:
+def find_samples(
+    paths: Iterable[Path], dataset: str | None, sample_id: str | None, skip: int, number: int
+) -> Iterator[Sample]:
     """Yield up to `number` samples after the first `skip` of those that match."""
-    return itertools.islice(_matching(path, dataset, sample_id), skip, skip + number)
+    return itertools.islice(_matching(paths, dataset, sample_id), skip, skip + number)
 
 
-def _matching(path: Path, dataset: str | None, sample_id: str | None) -> Iterator[Sample]:
-    for file in sample_files(path):
+def _matching(paths: Iterable[Path], dataset: str | None, sample_id: str | None) -> Iterator[Sample]:
+    for file in itertools.chain.from_iterable(map(sample_files, paths)):
         with open_parquet(file) as parquet:
             rejects = columns_of(Reject, parquet.schema_arrow)
             names = rejects or columns_of(Sample, parquet.schema_arrow)

@@ -37,7 +37,7 @@ def test_spans_are_runs_of_equal_mask():
 
 def test_selection(folder):
     def names(dataset=None, sample_id=None, skip=0, number=10):
-        return [found.id for found in find_samples(folder, dataset, sample_id, skip, number)]
+        return [found.id for found in find_samples([folder], dataset, sample_id, skip, number)]
 
     assert names() == ["aa", "ab", "ba"]
     assert names(dataset="e") == ["ab"]
@@ -46,21 +46,21 @@ def test_selection(folder):
 
 
 def test_rejects_are_shown_when_their_file_is_named(folder):
-    (reject,) = find_samples(folder / "d" / "000.rejects.parquet", None, None, 0, 5)
+    (reject,) = find_samples([folder / "d" / "000.rejects.parquet"], None, None, 0, 5)
     assert "REJECTED by length: 9 > 8" in heading(reject)
 
 
 def test_text_without_colours_has_marks(folder):
     out = io.StringIO()
     console = Console(file=out, color_system=None, soft_wrap=True, width=40)
-    assert show(console, find_samples(folder, None, None, 0, 1), Letters(), ids=False) == 1
+    assert show(console, find_samples([folder], None, None, 0, 1), Letters(), ids=False) == 1
     assert "── aa · d · 4 tokens, 2 supervised · outcome ok · ids engine\n" in out.getvalue()
     assert "ab⟦cd⟧" in out.getvalue()
 
 
 def test_token_table_names_each_token(folder):
     out = io.StringIO()
-    show(Console(file=out, color_system=None), find_samples(folder, None, None, 0, 1), Letters(), ids=True)
+    show(Console(file=out, color_system=None), find_samples([folder], None, None, 0, 1), Letters(), ids=True)
     assert [line.split() for line in out.getvalue().splitlines()[2:]] == [
         ["0", "0", "0", "'a'"],
         ["1", "1", "0", "'b'"],
