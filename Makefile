@@ -39,7 +39,7 @@ format: $(VENV)/.dev  ## format all code
 	ruff format .
 	snakefmt Snakefile rules
 
-schema: setup  ## write config/schema.json and docs/configuration.md anew
+schema: setup  ## write config/schema.json, docs/configuration.md and docs/validation.md anew
 	python -m scripts.describe_config
 
 lock:  ## resolve envs/*.in into envs/*.txt, from nothing

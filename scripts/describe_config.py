@@ -1,4 +1,4 @@
-"""Write config/schema.json (for editors), docs/configuration.md and config/progress.schema.json from their models."""
+"""Write config/schema.json (for editors), docs/configuration.md, docs/validation.md and config/progress.schema.json."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ from scripts.lib.config.reference import reference_text, schema
 from scripts.lib.core import durable
 from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import entry
+from scripts.lib.validated.reference import validation_text
 
 
 @entry
@@ -25,10 +26,14 @@ def main(argv: list[str] | None = None) -> None:
         metavar="FILE",
         help="JSON schema of progress.json",
     )
+    parser.add_argument(
+        "--validation", type=Path, default=Path("docs/validation.md"), metavar="FILE", help="gates and flags for people"
+    )
     arguments = parser.parse_args(argv)
     durable.write_json(arguments.schema, schema())
     durable.write_bytes(arguments.reference, reference_text(Config).encode())
     durable.write_json(arguments.progress, progress.schema())
+    durable.write_bytes(arguments.validation, validation_text().encode())
 
 
 if __name__ == "__main__":

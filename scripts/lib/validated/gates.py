@@ -21,6 +21,33 @@ GIVEN = "given"
 RENDERED = ("rendered",)
 
 
+# In the order in which they are tried. Each is a method of Gates, whose first line stands in the docs.
+GATES = (
+    "template_error",
+    "lengths",
+    "id_range",
+    "duplicate_id",
+    "max_length",
+    "no_supervised_tokens",
+    "all_supervised",
+    "min_supervised_tokens",
+    "adjacent_supervised_tokens",
+    "bos",
+    "control_token_in_text",
+    "turn_markers",
+    "think_close",
+    "stop_token",
+    "max_tokens",
+    "tool_markers",
+    "truncated",
+    "empty_answer",
+    "repetition",
+    "replacement_character",
+    "script",
+    "duplicate_answers",
+)
+
+
 @dataclass(slots=True)
 class Seen:
     """A sample as the checks look at it. `spans` are the supervised stretches, as (start, stop)."""
@@ -40,37 +67,19 @@ def look(sample: Sample) -> Seen:
 
 
 class Gates:
-    """The checks for one target and one set of thresholds. Keeps the state that checks across samples need."""
+    """The checks for one target and one set of thresholds. Keeps the state that checks across samples need.
 
-    def __init__(self, target: Target, settings: Validation):
+    `max_answer`: most ids of an answer that an engine was asked for, where that is known.
+    """
+
+    def __init__(self, target: Target, settings: Validation, max_answer: int | None = None):
         self.target = target
         self.settings = settings
+        self.max_answer = max_answer
         self.max_length = settings.max_length or target.context_length
         self._answers: dict[int, int] = {}
         self._ids: set[str] = set()
-        self.checks: dict[str, Callable[[Seen], str | None]] = {
-            "template_error": self._template_error,
-            "lengths": self._lengths,
-            "id_range": self._id_range,
-            "duplicate_id": self._duplicate_id,
-            "max_length": self._max_length,
-            "no_supervised_tokens": self._no_supervised_tokens,
-            "all_supervised": self._all_supervised,
-            "min_supervised_tokens": self._min_supervised_tokens,
-            "adjacent_supervised_tokens": self._adjacent_supervised_tokens,
-            "bos": self._bos,
-            "control_token_in_text": self._control_token_in_text,
-            "turn_markers": self._turn_markers,
-            "think_close": self._think_close,
-            "stop_token": self._stop_token,
-            "tool_markers": self._tool_markers,
-            "truncated": self._truncated,
-            "empty_answer": self._empty_answer,
-            "repetition": self._repetition,
-            "replacement_character": self._replacement_character,
-            "script": self._script,
-            "duplicate_answers": self._duplicate_answers,
-        }
+        self.checks: dict[str, Callable[[Seen], str | None]] = {name: getattr(self, f"_{name}") for name in GATES}
         # Structural ids of a conversation's prompt depend on its shape alone.
         self._expected_markers = lru_cache(maxsize=4096)(self._markers_of_shape)
 
@@ -86,6 +95,7 @@ class Gates:
     # Tokens
 
     def _template_error(self, seen: Seen) -> str | None:
+        """The chat template refuses the conversation, or has no place for a part of it."""
         if "template_error" not in seen.sample.flags:
             return None
         try:
@@ -95,6 +105,7 @@ class Gates:
         return "the chat template has no place for a part of the conversation"
 
     def _lengths(self, seen: Seen) -> str | None:
+        """No ids, another number of mask values than ids, or a mask of more than 0 and 1."""
         ids, mask = len(seen.sample.input_ids), len(seen.sample.loss_mask)
         if ids == 0 or ids != mask:
             return f"{ids} ids, {mask} mask values"
@@ -102,6 +113,7 @@ class Gates:
         return f"mask holds {sorted(odd)}" if odd else None
 
     def _id_range(self, seen: Seen) -> str | None:
+        """An id outside the model's embedding."""
         # Against the rows of the embedding. The tokenizer's length is another number, smaller or full of gaps.
         outside = np.flatnonzero((seen.ids < 0) | (seen.ids >= self.target.vocab_size))
         if not outside.size:
@@ -109,30 +121,37 @@ class Gates:
         return f"id {seen.ids[outside[0]]} at {outside[0]}, the model has {self.target.vocab_size} ids"
 
     def _duplicate_id(self, seen: Seen) -> str | None:
+        """A sample id that came before in the shard."""
         if seen.sample.id in self._ids:
             return "this id came before"
         self._ids.add(seen.sample.id)
         return None
 
     def _max_length(self, seen: Seen) -> str | None:
+        """More tokens than `validation.max_length` (the target's context when not set)."""
         return f"{len(seen.ids)} tokens of at most {self.max_length}" if len(seen.ids) > self.max_length else None
 
     def _no_supervised_tokens(self, seen: Seen) -> str | None:
+        """Nothing to learn: the mask is all zeros, as where every answer is marked as not to be learnt."""
         return None if seen.spans else "the mask is all zeros"
 
     def _all_supervised(self, seen: Seen) -> str | None:
+        """A mask of ones only: prompt and answer aren't told apart."""
         return "the mask is all ones: prompt and answer aren't told apart" if seen.mask.all() else None
 
     def _min_supervised_tokens(self, seen: Seen) -> str | None:
+        """Fewer supervised tokens than `validation.min_supervised_tokens`."""
         count, needed = int(seen.mask.sum()), self.settings.min_supervised_tokens
         return f"{count} supervised tokens of at least {needed}" if count < needed else None
 
     def _adjacent_supervised_tokens(self, seen: Seen) -> str | None:
+        """No two supervised tokens side by side (`validation.adjacent_supervised_tokens`; DFlash needs them)."""
         if not self.settings.adjacent_supervised_tokens or any(stop - start > 1 for start, stop in seen.spans):
             return None
         return "no two supervised tokens stand side by side"
 
     def _bos(self, seen: Seen) -> str | None:
+        """A beginning-of-sequence token that is missing, doubled or elsewhere."""
         bos = self.target.bos_id
         if bos is None:
             return None
@@ -144,6 +163,7 @@ class Gates:
     # Structure
 
     def _control_token_in_text(self, seen: Seen) -> str | None:
+        """A message whose text alone makes a control token."""
         for message in seen.sample.messages:
             if message.role == "assistant" and seen.sample.ids_origin not in RENDERED:
                 continue  # its ids are checked by think_close, stop_token, tool_markers
@@ -154,7 +174,7 @@ class Gates:
         return None
 
     def _turn_markers(self, seen: Seen) -> str | None:
-        """The prompt's structural ids are those of a harmless conversation of the same shape.
+        """Other control tokens in the prompt than a harmless conversation of the same shape has.
 
         Finds every control token that text smuggled into the prompt, a lost or doubled turn, and a mask that starts
         at the wrong turn, without knowing anything about the template.
@@ -199,6 +219,7 @@ class Gates:
             yield seen.ids[start:stop].tolist()
 
     def _think_close(self, seen: Seen) -> str | None:
+        """More than one closing think tag in an answer."""
         close = self.target.think_close_id
         if close is None or seen.sample.ids_origin == GIVEN:
             return None
@@ -206,6 +227,7 @@ class Gates:
         return f"{most} closing think tags in one answer" if most > 1 else None
 
     def _stop_token(self, seen: Seen) -> str | None:
+        """A stop token in mid-answer, or none at the end of an answer that isn't marked as truncated."""
         if seen.sample.ids_origin == GIVEN:
             return None
         for number, output in enumerate(self._outputs(seen)):
@@ -217,7 +239,16 @@ class Gates:
                 return "an answer that isn't marked as truncated has no stop token"
         return None
 
+    def _max_tokens(self, seen: Seen) -> str | None:
+        """An answer longer than the `max_tokens` that was asked for: the engine did not heed it."""
+        if self.max_answer is None or seen.sample.ids_origin != "engine":
+            return None
+        longest = max(stop - start for start, stop in seen.spans)
+        allowed = self.max_answer + ("eos_appended" in seen.sample.flags)
+        return f"an answer of {longest} ids, {self.max_answer} were asked for" if longest > allowed else None
+
     def _tool_markers(self, seen: Seen) -> str | None:
+        """A tool call though no tools were given."""
         sample = seen.sample
         if sample.tools or sample.ids_origin == GIVEN or any(message.tool_calls for message in sample.messages):
             return None
@@ -230,10 +261,12 @@ class Gates:
     # Quality
 
     def _truncated(self, seen: Seen) -> str | None:
+        """An answer that was cut at max_tokens (`validation.truncated: drop`)."""
         drop = self.settings.truncated == "drop" and "truncated" in seen.sample.flags
         return "the answer was cut at max_tokens" if drop else None
 
     def _empty_answer(self, seen: Seen) -> str | None:
+        """An answer of nothing but blanks."""
         for message in seen.sample.messages:
             spoken = message.content.strip() or (message.reasoning or "").strip() or message.tool_calls
             if message.role == "assistant" and not spoken:
@@ -241,6 +274,7 @@ class Gates:
         return None
 
     def _repetition(self, seen: Seen) -> str | None:
+        """An answer that ends in a loop (`validation.max_period`, `max_repeats`)."""
         for output in self._outputs(seen):
             while output and output[-1] in self.target.eos_ids:
                 output.pop()
@@ -250,6 +284,7 @@ class Gates:
         return None
 
     def _replacement_character(self, seen: Seen) -> str | None:
+        """An answer with U+FFFD (`validation.replacement_character`)."""
         if self.settings.replacement_character == "keep":
             return None
         for text in answers(seen.sample):
@@ -261,6 +296,7 @@ class Gates:
         return None
 
     def _script(self, seen: Seen) -> str | None:
+        """Letters of a writing system that is neither in the prompt nor in `validation.scripts`."""
         if self.settings.scripts is None:
             return None
         asked = " ".join(message.content for message in seen.sample.messages if message.role != "assistant")
@@ -274,6 +310,7 @@ class Gates:
         return None
 
     def _duplicate_answers(self, seen: Seen) -> str | None:
+        """An answer that came `validation.duplicate_answers` times before in the shard."""
         limit = self.settings.duplicate_answers
         if limit is None:
             return None

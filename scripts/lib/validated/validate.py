@@ -51,7 +51,7 @@ def validate_tokens(config: Config, target: Target, shard: ShardFiles) -> dict[s
 
     Raises UserError when the shard's files don't fit together: a prompt without outcome, a sample without prompt.
     """
-    gates = Gates(target, config.validation)
+    gates = Gates(target, config.validation, longest_answer(config, shard.dataset))
     statistics = Statistics(target.think_close_id)
     refused: dict[int, tuple[str, str]] = {}
     samples_of: Counter[str] = Counter()
@@ -94,6 +94,14 @@ def validate_tokens(config: Config, target: Target, shard: ShardFiles) -> dict[s
     }
     durable.write_json(shard.summary, summary)
     return summary
+
+
+def longest_answer(config: Config, dataset: str) -> int | None:
+    """Most ids of one answer that generation asks for; None for class A, which asks for none."""
+    settings = config.datasets[dataset]
+    if settings.data_class == "A":
+        return None
+    return max(config.lanes[settings.lane].max_tokens, settings.truncation_max_tokens or 0)
 
 
 def _refused_rows(tokens: Path, refused: dict[int, tuple[str, str]]) -> Iterator[Reject]:

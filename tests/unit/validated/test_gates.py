@@ -217,6 +217,18 @@ def test_stop_tokens():
     assert refused(replace(cut, flags=[])) == "stop_token"
 
 
+def test_an_engine_that_does_not_heed_max_tokens():
+    sample = good()
+    answer = sum(sample.loss_mask)
+    assert Gates(target(NAME), Validation(), max_answer=answer).refuse(sample) is None
+    verdict = Gates(target(NAME), Validation(), max_answer=answer - 1).refuse(sample)
+    assert verdict == ("max_tokens", f"an answer of {answer} ids, {answer - 1} were asked for")
+    added = replace(sample, flags=["eos_appended"])
+    assert Gates(target(NAME), Validation(), max_answer=answer - 1).refuse(added) is None
+    ready = replace(sample, ids_origin="rendered")
+    assert Gates(target(NAME), Validation(), max_answer=1).refuse(ready) is None
+
+
 def test_tool_calls_that_nobody_offered():
     model = target(NAME)
     output = [*model.encode("Let me"), 151657, *model.encode("x"), 151658, 151645]
