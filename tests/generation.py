@@ -271,7 +271,16 @@ class Run:
 
 
 # Faults that leave a whole answer: a prompt that got one may not be asked again.
-HARMLESS = (None, "leading_ws", "sse_split_utf8", "sse_comment", "usage_missing", "usage_wrong")
+HARMLESS = (
+    None,
+    "leading_ws",
+    "unasked_encoding",
+    "eos_in_middle",
+    "sse_split_utf8",
+    "sse_comment",
+    "usage_missing",
+    "usage_wrong",
+)
 
 
 def answered_whole(run: Run, fleet: list[Server]) -> Counter[str]:

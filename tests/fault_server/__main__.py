@@ -47,6 +47,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--most-tokens", type=int)
     parser.add_argument("--target", type=Path, help="folder of prepare_target: renders chat messages to real ids")
     parser.add_argument("--layers", type=parse_layers, help="SGLang: return the states that come out of these: 1,14,26")
+    parser.add_argument(
+        "--thinks", type=int, default=0, help="OpenRouter: 1: think unless `reasoning.enabled` is false"
+    )
     parser.add_argument("--last", type=int, default=0, help="SGLang: 1: return the hidden states of the last layer")
     parser.add_argument("--log", type=Path, help="JSON lines of all generations")
     parser.add_argument("--hang-after", type=int, help="fall silent after so many generations")

@@ -41,6 +41,7 @@ class Settings:
     most_tokens: int | None = None  # requests for more are refused
     target: Path | None = None  # folder of the target, for routes that take messages instead of ids
     layers: list[int] | None = None  # SGLang: returns the hidden states that come out of these layers
+    thinks: bool = False  # the hosted API thinks unless it is told not to
     last: bool = False  # SGLang: returns those of the last layer
     log: Path | None = None
     hang_after: int | None = None  # generations until it falls silent
@@ -113,7 +114,9 @@ class FaultServer:
         prompt_ids = body.get("input_ids") or self.render(body)
         limit = body.get("max_completion_tokens") or body["max_tokens"]
         rid = body.get("rid") or body.get("request_id") or ""
-        return await self.generate(request, protocol, prompt_ids, limit, body.get("seed"), rid)
+        off = (body.get("reasoning") or {}).get("enabled") is False
+        thought = "Let me count." if self.settings.thinks and not off else None
+        return await self.generate(request, protocol, prompt_ids, limit, body.get("seed"), rid, thought=thought)
 
     def render(self, body: dict) -> list[int]:
         """Prompt ids of a chat request; without a target its bytes serve as ids."""
@@ -133,12 +136,13 @@ class FaultServer:
         seed: int | None,
         rid: str,
         states: list[list[float]] | None = None,
+        thought: str | None = None,
     ) -> web.StreamResponse:
         """Answer one request, or fail it."""
         if self.hung.is_set():
             await silence(request)
         generation = self.answer(protocol, prompt_ids, limit, rid)
-        generation.states, generation.seed = states, seed
+        generation.states, generation.seed, generation.reasoning = states, seed, thought
         name, reply = self.reply(request, protocol, generation, limit)
         if reply.status != 200 or reply.delivery in ("drop", "silence"):
             return await deliver(request, reply)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.lib.client.transport import HttpTransport
+from scripts.lib.client.unasked_thought import unasked_thought
 from scripts.lib.config.model import Config, Sampling
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
@@ -105,6 +106,9 @@ class Canary:
         if isinstance(answer, Failure):
             # A question that nobody would refuse: whatever was refused before may have been as good.
             return CanaryRefused(answer.reason) if answer.kind == "permanent" else answer
+        # Told before anything is spent. Later on it is one provider's: its answers are refused one by one.
+        if url not in self._so_far and (problem := unasked_thought(self.target, self.prompt_ids, answer)):
+            raise UserError(f"{url}: {problem}")
         return self.judge(url, answer)
 
     def judge(self, url: str, answer: Answer) -> str | None:

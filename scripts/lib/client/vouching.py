@@ -55,6 +55,7 @@ class _Doubtful:
     since: int  # position of the first
     refusals: dict[int, bool] = field(default_factory=dict)  # by the arrival's number, whether it was one
     odd: int = 0  # odd ones in a row
+    suspect: bool = False  # one of them alone calls for a canary
 
 
 class _Held(NamedTuple):
@@ -96,6 +97,10 @@ class Vouching:
             self._endpoints[url].odd = self._endpoints[url].odd + 1 if odd else 0
         if not self._answered:
             self.release()
+
+    def suspect(self, url: str) -> None:
+        """An answer showed that the endpoint's numbers are broken: a canary is due at once."""
+        self._endpoints.setdefault(url, _Doubtful(self._arrivals.position)).suspect = True
 
     def refused_work(self, url: str, number: int, work: str, reason: str, stands: Callable[[], None]) -> None:
         """It was a refusal of `work`. Calls `stands` now or, when nothing was answered so far, after the first answer.
@@ -142,12 +147,13 @@ class Vouching:
 
     def odd(self, url: str) -> bool:
         """Whether an endpoint's last answers call for a canary at once."""
-        return url in self._endpoints and self._endpoints[url].odd >= _ODD_IN_A_ROW
+        doubtful = self._endpoints.get(url)
+        return doubtful is not None and (doubtful.suspect or doubtful.odd >= _ODD_IN_A_ROW)
 
     def moment(self, url: str) -> Moment:
         """A canary is sent now: what arrives from here on, the next one has to prove."""
         if url in self._endpoints:
-            self._endpoints[url].odd = 0
+            self._endpoints[url].odd, self._endpoints[url].suspect = 0, False
         return Moment(self._number, self._arrivals.position)
 
     def passed(self, url: str, sent: Moment) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from scripts.lib.client.attempts import GivenUp
 from scripts.lib.client.backlog import Work
+from scripts.lib.client.unasked_thought import unasked_thought
 from scripts.lib.completions.outcomes import Verdict, judge
 from scripts.lib.config.model import Dataset, Sampling
 from scripts.lib.core.records import OUTCOMES, Completion, Message, Turn
@@ -166,6 +167,8 @@ class Dialogue:
 
     def _read_text(self, request: Request, answer: Answer) -> tuple[list[int], Output, bool] | Failure:
         """Ids rebuilt from the text of an API that returns none."""
+        if problem := unasked_thought(self.target, request.prompt_ids, answer):
+            return Failure("permanent", problem, billed=True)
         content, reasoning = answer.text or "", answer.reasoning
         if not content and not reasoning:
             return [], Output("", None, True, ()), False

@@ -114,6 +114,7 @@ class Generation:
         self.account = Account(job.state, config, job.dataset, job.shard, spent)
         self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
         self.supervisor: Supervisor | None = None
+        self.broken: Counter[str] = Counter()  # answers of broken engines, by endpoint and reason
         self.vouching = Vouching(
             ShardArrivals(answers, self.meter, job.prompts),
             lambda prompts: self.backlog.add(self._work(prompts.__contains__)),
@@ -202,6 +203,8 @@ class Generation:
                         task.cancel()
                     await asyncio.gather(*helpers, *workers, return_exceptions=True)
                     self.account.save(give_back=True)
+                    for reason, count in self.broken.most_common():
+                        self.say(f"warning: {count} answers were thrown away: {reason}")
 
     def _session(self) -> HttpTransport:
         return HttpTransport(authorization(self.config.engine), through_proxy=self.adapter.hosted)
@@ -279,6 +282,9 @@ class Generation:
                 result = step
             else:
                 payment.failed(result)
+                if result.odd:
+                    self.vouching.suspect(server.url)
+                    self.broken[f"{server.url}: {result.reason}"] += 1
         next_try = await self.blame.next_try(server, request.id, work.attempts, result)
         step = self.dialogue.tried(work, next_try)
         if isinstance(next_try, GivenUp) and next_try.refused:

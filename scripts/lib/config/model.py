@@ -145,6 +145,10 @@ class Engine(Section):
         None, description="Environment variable that holds the API key. The key itself never goes into a file."
     )
     routing: Routing | None = None
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict,
+        description="More fields of each request to a hosted API, such as what turns thinking off: `{reasoning: {enabled: false}}` (OpenRouter), `{chat_template_kwargs: {enable_thinking: false}}` (vLLM, SGLang).",
+    )
     price_prompt: float = Field(
         0.0, ge=0, description="US dollars per million prompt tokens, where the API tells no cost."
     )

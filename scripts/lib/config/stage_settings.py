@@ -33,6 +33,7 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
     if stage == "completions":
         assert one is not None
         keys = {"truncation", "truncation_max_tokens", "token_budget", "cost_budget"}
+        extra = {"extra_body": config.engine.extra_body} if config.engine.extra_body else {}
         routing = config.engine.routing and config.engine.routing.model_dump(mode="json")
         return {
             "model": target,
@@ -41,7 +42,7 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
             "dataset": one.model_dump(mode="json", include=keys),
             "budget": config.budget.model_dump(mode="json"),
             # Answers of two engines, or of two models under one tokenizer, are not interchangeable.
-            "engine": {"kind": config.engine.kind, "served_model": config.served_name, "routing": routing},
+            "engine": {"kind": config.engine.kind, "served_model": config.served_name, "routing": routing, **extra},
         }
     if stage == "tokens":
         assert one is not None

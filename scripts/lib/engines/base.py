@@ -141,6 +141,8 @@ class Adapter(ABC):
         """Raise UserError when the configuration asks for what this engine can't do."""
         if self.hosted and not self.config.engine.endpoints:
             raise UserError(f"engine.endpoints: kind `{self.kind}` needs the API's base URL: it is not started here")
+        if not self.hosted and self.config.engine.extra_body:
+            raise UserError(f"engine.extra_body: kind `{self.kind}` is asked by ids: it is for hosted APIs")
 
     # --- requests and replies ---
 

@@ -12,10 +12,32 @@ from typing import Any
 import orjson
 
 from scripts.lib.config.model import Config
+from scripts.lib.core.errors import UserError
 from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
 from scripts.lib.engines.completions_api import read_choice, texts_of, wire_messages
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
+# Fields of a request that follow from other settings, or would change the shape of the reply.
+_OURS = frozenset(
+    [
+        "model",
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "tools",
+        "provider",
+        "stream",
+        "n",
+    ]
+)
 _LARGEST_COST = 1e6  # US dollars that no answer costs
 
 
@@ -34,6 +56,13 @@ class OpenAI(Adapter):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.routing = config.engine.routing
+
+    def check(self) -> None:
+        super().check()
+        if ours := sorted(_OURS & self.config.engine.extra_body.keys()):
+            raise UserError(
+                f"engine.extra_body: {', '.join(ours)}: set by this project: use the keys of engine, sampling and lanes"
+            )
 
     def request(self, request: Request) -> Call:
         sampling = request.sampling
@@ -59,6 +88,7 @@ class OpenAI(Adapter):
             body["tools"] = orjson.Fragment(request.tools)  # as it is: its numbers may have any size
         if self.routing is not None:
             body["provider"] = self.routing.model_dump(exclude_none=True)
+        body.update(self.config.engine.extra_body)
         return post("/chat/completions", body)
 
     def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:

@@ -22,6 +22,7 @@ LOOPS = 0.01  # share of answers that end in a loop
 SOURCE_LOSS = 0.3  # share of a source's rows that is not used
 CHECK = 0.05  # share of samples that one check refuses
 DRIFT = 0.01  # share of reconstructed answers whose ids differ from the sampled ones
+OTHER_LENGTH = 0.1  # share of reconstructed answers that are longer or shorter than the API counted
 NEARLY = 0.95  # of a budget
 
 CHECKED = (
@@ -226,7 +227,11 @@ def _ids(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
         drift.update(other.validated.get("reconstruction", {}))
     if drift["turns"]:
         text += f" Where both are known, {share_text(drift['drifted'], drift['turns'])} of answers get other ids."
-    level = LOOK if exact or drift["drifted"] > DRIFT * max(1, drift["turns"]) else NOTE
+    other_length = one.validated["statistics"]["flags"].get("length_mismatch", 0)
+    if other_length:
+        text += f" {share_text(other_length, rebuilt)} of them hold an answer of another length than the API counted."
+    drifts = drift["drifted"] > DRIFT * max(1, drift["turns"]) or other_length > OTHER_LENGTH * rebuilt
+    level = LOOK if exact or drifts else NOTE
     yield Suspicion(level, one.name, text, "`merge.mixed_ids_origin: false` refuses a mixture." if exact else "")
 
 

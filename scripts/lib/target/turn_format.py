@@ -200,3 +200,11 @@ def _write_harmony(target: Target, message: Message, finished: bool) -> str:
 def of(target: Target) -> TurnFormat:
     """The turn format of a target, learned once."""
     return learn(target)
+
+
+def may_think(target: Target, prompt_ids: Sequence[int]) -> bool:
+    """Whether an answer to a prompt has a place for a thought: the template knows thoughts, and has not closed this one."""
+    if target.harmony is not None:
+        return True
+    form = of(target)
+    return bool(form.open) and not target.decode(prompt_ids[-8:]).rstrip().endswith(form.close)

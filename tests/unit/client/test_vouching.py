@@ -151,6 +151,16 @@ def test_five_odd_ones_in_a_row_call_for_a_canary():
     assert not job.vouching.odd(A)
 
 
+def test_one_broken_number_calls_for_a_canary_whatever_follows():
+    job = Job()
+    job.vouching.suspect(A)
+    job.answer(A, "good")
+    assert job.vouching.odd(A)
+    assert not job.vouching.odd(B)
+    job.vouching.moment(A)
+    assert not job.vouching.odd(A)
+
+
 def test_what_an_earlier_job_left_falls_with_the_next_canary_there():
     job = Job()
     job.kept.arrivals = [(A, "1", False), (A, "2", False), (A, "3", False)]

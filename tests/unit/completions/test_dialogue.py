@@ -327,3 +327,31 @@ def test_history_stops_at_the_next_question():
     assert history(messages, []) == messages[:2]
     turn = Turn([], [], "stop", "x", "r")
     assert history(messages, [turn]) == [*messages[:2], Message("assistant", "x", "r"), messages[2]]
+
+
+@pytest.mark.parametrize(
+    ("family", "reasoning", "refused"),
+    [
+        ("kimi-k2.5-instant", "Hm.", True),
+        ("kimi-k2.5-instant", " ", False),
+        ("kimi-k2.5-instant", None, False),
+        ("kimi-k2.5", "Hm.", False),
+        ("qwen3-no-think", "Hm.", True),
+        ("qwen3", "Hm.", False),
+        ("deepseek-v3.1-no-think", "Hm.", True),
+        ("deepseek-r1-distill", "Hm.", False),
+        ("glm-4.5", "Hm.", False),
+        ("gpt-oss", "Hm.", False),
+        ("llama-3.1", "Hm.", True),  # its template knows no thoughts
+    ],
+)
+def test_a_thought_without_a_place_is_refused(family, reasoning, refused):
+    target = families.target(family)
+    dialogue, one = rules(target), work()
+    request = dialogue.next_request(one)
+    answer = Answer("stop", text="Four.", reasoning=reasoning, output_tokens=9)
+    step = dialogue.answered(one, request, answer, "http://u0", 1.0)
+    assert isinstance(step, Failure) == refused
+    if refused:
+        assert (step.kind, step.billed) == ("permanent", True)
+        assert "engine.extra_body" in step.reason

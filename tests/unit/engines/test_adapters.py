@@ -14,6 +14,7 @@ import pytest
 
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import Sampling
+from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Message
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Reply, Request
@@ -441,3 +442,22 @@ def test_a_damaged_or_unasked_encoding_is_said():
     failure = adapter(kind="sglang").read(request(), Reply(200, {"content-encoding": "zstd"}, b"x"), 0.0)
     assert (failure.kind, failure.billed) == ("fatal", True)
     assert "`zstd`" in failure.reason
+
+
+def test_more_fields_are_sent_as_configured():
+    extra = {"reasoning": {"enabled": False}, "transforms": []}
+    _, body = sent(adapter(kind="openai", endpoints=["https://x"], extra_body=extra))
+    assert (body["reasoning"], body["transforms"]) == ({"enabled": False}, [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"kind": "openai", "extra_body": {"max_tokens": 5, "n": 2}}, "engine.extra_body: max_tokens, n: set by this"),
+        ({"kind": "openai", "extra_body": {"stream": True}}, "engine.extra_body: stream"),
+        ({"kind": "sglang", "extra_body": {"a": 1}}, "engine.extra_body: kind `sglang` is asked by ids"),
+    ],
+)
+def test_fields_that_are_not_the_users_are_refused(engine, says):
+    with pytest.raises(UserError, match=says):
+        adapter(**engine, endpoints=["https://x"])

@@ -260,6 +260,16 @@ def test_reconstructed_ids_beside_exact_ones_are_named():
     )
 
 
+def test_reconstructed_answers_of_another_length_than_was_billed_are_named():
+    rebuilt = validated(50, 190)
+    rebuilt["statistics"] |= {"ids_origin": {"reconstructed": 50}, "flags": {"length_mismatch": 20}}
+    (found,) = texts(run_of(dataset("b", rebuilt)))
+    assert found == (
+        "look b: The ids of 50 samples were reconstructed from text. 40.0% of them hold an answer of another length than "
+        "the API counted."
+    )
+
+
 def test_rejects_above_the_limit_stop_the_run_below_it_they_are_named():
     many = validated(60, 200, samples=100, prompts=100, outcomes={"ok": 100}, rejects={"stop_token": 40})
     some = validated(90, 200, samples=100, prompts=100, outcomes={"ok": 100}, rejects={"bos": 9, "script": 1})

@@ -1,0 +1,22 @@
+"""Thoughts of hosted APIs where the target's own template leaves none a place."""
+
+from collections.abc import Sequence
+
+from scripts.lib.engines.base import Answer
+from scripts.lib.target.model import Target
+from scripts.lib.target.turn_format import may_think
+
+
+def unasked_thought(target: Target, prompt_ids: Sequence[int], answer: Answer) -> str | None:
+    """Why an answer is none of the target as it is set, which doesn't think here; None when it is.
+
+    What was sampled is the answer after a thought: without it, in ids that say that there was none, it would teach
+    something else.
+    """
+    if answer.output_ids is not None or not (answer.reasoning or "").strip() or may_think(target, prompt_ids):
+        return None
+    return (
+        "the API thinks, the target's template is set not to: turn it off by engine.extra_body (OpenRouter: {reasoning: "
+        "{enabled: false}}, vLLM and SGLang: {chat_template_kwargs: {enable_thinking: false}}), or on in "
+        "model.chat_template_kwargs"
+    )

@@ -1,0 +1,63 @@
+"""Whole jobs against servers whose answers are not what they seem."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fault_server.answers import Answers, digest
+from tests.generation import Run, prompts, servers, target_folder
+
+
+def test_numbers_that_are_none_are_no_answers(tmp_path: Path) -> None:
+    """SGLang writes the stop token where a number broke: asked again, and counted by name."""
+    answers = Answers(seed=3)
+    with servers(tmp_path, 1, answers, dialect="sglang", faults="nan_stop=0.1") as fleet:
+        run = Run(tmp_path, prompts(60), [fleet[0].url], kind="sglang", concurrency=8, answers=answers)
+        assert run.finish() == 0, run.log()
+        served = fleet[0].served()
+    rows = {row.id: row for row in run.completions()}
+    broken = [row for row in rows.values() if row.outcome not in ("ok", "length")]
+    assert all("NaN happened" in (row.reason or "") and not row.turns for row in broken)
+    for prompt in run.rows:
+        for turn in rows[prompt.id].turns:
+            assert turn.output_ids == run.expected(turn.prompt_ids)
+    nan = sum(line["fault"] == "nan_stop" and line["prompt"] in run.digests.values() for line in served)
+    assert nan
+    assert f"warning: {nan} answers were thrown away: {fleet[0].url}: the engine stopped at 'NaN happened'" in run.log()
+
+
+def test_a_hosted_api_that_thinks_unasked_is_stopped_before_it_is_paid(tmp_path: Path) -> None:
+    run = hosted(tmp_path)
+    with servers(tmp_path, 1, run.answers, dialect="openrouter", target=target_folder(), thinks=1) as fleet:
+        run.urls = [f"{fleet[0].url}/v1"]
+        run.write_config()
+        assert run.finish() == 1
+        asked = {line["prompt"] for line in fleet[0].served()}
+    assert "error: " in run.log()
+    assert "engine.extra_body (OpenRouter: {reasoning: {enabled: false}}" in run.log()
+    assert not asked & {digest(row.prompt_ids) for row in run.rows}
+
+
+def test_what_turns_thinking_off_is_sent(tmp_path: Path) -> None:
+    run = hosted(tmp_path, extra_body={"reasoning": {"enabled": False}})
+    with servers(tmp_path, 1, run.answers, dialect="openrouter", target=target_folder(), thinks=1) as fleet:
+        run.urls = [f"{fleet[0].url}/v1"]
+        run.write_config()
+        assert run.finish() == 0, run.log()
+    assert set(run.check()) <= {"ok", "length"}
+
+
+def hosted(folder: Path, **engine: object) -> Run:
+    return Run(folder, prompts(12), ["http://127.0.0.1:9/v1"], kind="openai", config={"engine": engine})
+
+
+@pytest.mark.parametrize("fault", ["content_parts", "content_stream_parts"])
+def test_thoughts_in_parts_are_thoughts(tmp_path: Path, fault: str) -> None:
+    """The embedded model's template has no thoughts, so answers with one are refused by name, never taken for empty."""
+    run = hosted(tmp_path)
+    with servers(tmp_path, 1, run.answers, dialect="openrouter", target=target_folder(), faults=f"{fault}=1") as fleet:
+        run.urls = [f"{fleet[0].url}/v1"]
+        run.write_config()
+        assert run.finish() == 1
+        assert len(fleet[0].served()) == 1
+    assert "engine.extra_body" in run.log()
