@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     config = load_config(*arguments.config)
     target = load_target(arguments.target)
     summary = summarize(arguments.summaries)
-    print_tables(Console(highlight=False, width=None if sys.stdout.isatty() else 140), summary)
+    print_tables(Console(highlight=False, width=None if sys.stdout.isatty() else 100), summary)
     require_acceptable(summary, config.validation.max_reject_rate)
     if arguments.token_frequencies:
         shards = [path.with_name(durable.read_json(path)["validated"]) for path in arguments.summaries]

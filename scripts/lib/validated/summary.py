@@ -1,11 +1,11 @@
 """All shards of a run added up: the funnel from prompts to samples, why samples were refused, what they hold."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
@@ -78,44 +78,34 @@ def require_acceptable(summary: dict[str, Any], max_reject_rate: float) -> None:
         )
 
 
+# What each table of the summary shows of a dataset's totals: heading to text.
+_FUNNEL: dict[str, Callable[[dict[str, Any]], str]] = {
+    "prompts": lambda totals: f"{totals['prompts']:,}",
+    "no sample": lambda totals: f"{sum(totals['without_sample'].values()):,}",
+    "samples": lambda totals: f"{totals['samples']:,}",
+    "refused": lambda totals: f"{totals['rejected']:,}",
+    "passed": lambda totals: f"{totals['passed']:,}",
+}
+_PASSED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tokens": lambda totals: f"{totals['tokens']:,}",
+    "supervised": lambda totals: f"{totals['supervised_tokens']:,}",
+    "p50": lambda totals: str(totals["length"].get("p50", "-")),
+    "p99": lambda totals: str(totals["length"].get("p99", "-")),
+    "thought": lambda totals: _percent(totals["reasoning_share"]),
+    "merged": lambda totals: _percent(totals["merge_rate"]),
+    "drift": lambda totals: _percent(totals["reconstruction_drift"]),
+}
+
+
 def print_tables(console: Console, summary: dict[str, Any]) -> None:
-    """The funnel, one row per dataset, and the checks that refused samples."""
+    """The funnel and what passed, one row per dataset, and the checks that refused samples. Fits 80 columns."""
     rows = [*summary["datasets"].items(), ("total", summary["total"])] if summary["total"] else []
-    funnel = Table("dataset")
-    columns = (
-        "prompts",
-        "no sample",
-        "samples",
-        "passed",
-        "refused",
-        "tokens",
-        "supervised",
-        "p50",
-        "p99",
-        "thought",
-        "merged",
-        "drift",
-    )
-    for column in columns:
-        funnel.add_column(column, justify="right")
-    for name, totals in rows:
-        funnel.add_row(
-            name,
-            f"{totals['prompts']:,}",
-            f"{sum(totals['without_sample'].values()):,}",
-            f"{totals['samples']:,}",
-            f"{totals['passed']:,}",
-            f"{totals['rejected']:,}",
-            f"{totals['tokens']:,}",
-            f"{totals['supervised_tokens']:,}",
-            str(totals["length"].get("p50", "-")),
-            str(totals["length"].get("p99", "-")),
-            _percent(totals["reasoning_share"]),
-            _percent(totals["merge_rate"]),
-            _percent(totals["reconstruction_drift"]),
-        )
-    console.print("From prompts to samples")
-    console.print(funnel)
+    for title, columns in (("From prompts to samples", _FUNNEL), ("What passed", _PASSED)):
+        table = Table("dataset", *(Column(heading, justify="right") for heading in columns))
+        for name, totals in rows:
+            table.add_row(name, *(text(totals) for text in columns.values()))
+        console.print(title)
+        console.print(table)
     for title, key in (
         ("Prompts without a sample, by outcome", "without_sample"),
         ("Samples refused, by check", "rejects"),
