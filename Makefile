@@ -39,7 +39,7 @@ format: $(VENV)/.dev  ## format all code
 	ruff format .
 	snakefmt Snakefile rules
 
-schema: setup  ## write config/schema.json, docs/configuration.md and docs/validation.md anew
+schema: setup  ## write anew what is made from the code: the schemas, docs/configuration.md, validation.md, modules.md
 	python -m scripts.describe_config
 
 lock:  ## resolve envs/*.in into envs/*.txt, from nothing

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lib.core.modules import modules_text
 from scripts.lib.core.provenance import PROJECT
 
 DOCUMENTS = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("[!r]*/*.md"), *PROJECT.glob(".github/**/*.md")])
 FOLDERS = "scripts|rules|config|envs|profiles|tests|benchmarks|docs"
-LIBRARY = PROJECT / "scripts" / "lib"
 
 
 def code(text: str) -> str:
@@ -81,13 +81,5 @@ def test_rules_that_commands_name(page, rule):
     assert rule in rules()
 
 
-def test_architecture_names_every_module():
-    """Each room has a row, and the row names each of its modules."""
-    text = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = text.partition("## Rooms")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (.+) \|$", table, re.MULTILINE))
-    rooms = {path.parent.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*.py")} - {"."}
-    assert set(rows) == rooms
-    for room in rooms:
-        modules = {path.stem for path in (LIBRARY / room).glob("*.py")} - {"__init__"}
-        assert set(re.findall(r"`([a-z_0-9]+)`", rows[room])) == modules, room
+def test_every_module_stands_in_the_docs_with_its_idea():
+    assert (PROJECT / "docs" / "modules.md").read_text(encoding="utf-8") == modules_text(), "stale: run `make schema`"

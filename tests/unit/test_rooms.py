@@ -4,25 +4,9 @@ import ast
 import graphlib
 from pathlib import Path
 
+from scripts.lib.core.modules import ROOMS
+
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = [
-    "doctor",
-    "report",
-    "hidden_states",
-    "exports",
-    "training",
-    "validated",
-    "tokens",
-    "completions",
-    "prompts",
-    "client",
-    "fleet",
-    "engines",
-    "target",
-    "stores",
-    "config",
-    "core",
-]
 # Still to be mended; nothing is added here.
 KNOWN_CIRCLES = {}
 

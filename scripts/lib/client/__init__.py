@@ -1,0 +1,1 @@
+"""What asking servers takes, whoever asks: generation and hidden states share it."""

@@ -1,0 +1,1 @@
+"""Every setting with its checks, and what each stage depends on."""

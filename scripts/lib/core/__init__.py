@@ -1,0 +1,1 @@
+"""The ground floor, which every room uses: rows, files, locks, errors, digests, units."""

@@ -1,0 +1,1 @@
+"""Stage 1: rows of sources become prompts, or are counted with the reason why not."""

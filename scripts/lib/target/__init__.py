@@ -1,0 +1,1 @@
+"""The target model as its tokens see it: tokenizer, chat template, what its ids say."""

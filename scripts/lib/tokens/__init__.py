@@ -1,0 +1,1 @@
+"""Stage 3: completions and conversations become samples, `input_ids` and `loss_mask`."""

@@ -1,0 +1,1 @@
+"""Stage 5: validated samples become the corpus, with a backup before every merge."""

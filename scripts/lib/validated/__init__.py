@@ -1,0 +1,1 @@
+"""Stage 4: every sample is checked before it may enter the corpus, and everything is accounted for."""
