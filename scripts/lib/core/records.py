@@ -5,15 +5,12 @@ int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadat
 provenance as JSON under the key `drafter-corpus`.
 """
 
-import itertools
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -273,8 +270,6 @@ REJECT_SCHEMA = _schema(
     ("detail", pa.string(), False),
 )
 
-_CODES = {pa.int8(): "b", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}  # of the array module
-
 SCHEMAS: dict[type, pa.Schema] = {
     Prompt: PROMPT_SCHEMA,
     Completion: COMPLETION_SCHEMA,
@@ -372,52 +367,15 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
 
 
 def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
-    """Records as a table.
-
-    Other than `Table.from_pylist` this imports no pandas (see `column`).
-    """
-    columns = [column([getattr(row, field.name) for row in rows], field.type) for field in schema]
+    columns = [_column([getattr(row, field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """A column of numbers, truth values, texts, lists or records, of which texts and lists may be None.
-
-    Built from buffers: the first time that pyarrow converts a Python value it imports pandas, where there is one, to see
-    whether the value is pandas'. That would cost every job a quarter of a second of CPU.
-    """
-    if kind in _CODES:
-        return _numbers(kind, [values])
-    if pa.types.is_boolean(kind):
-        return pa.Array.from_buffers(kind, len(values), [None, _bits(values)])
-    if pa.types.is_struct(kind):
-        fields = [column([getattr(record, field.name) for record in values], field.type) for field in kind]
-        return pa.Array.from_buffers(kind, len(values), [None], children=fields)
-    known = [value is not None for value in values]
-    validity = None if all(known) else _bits(known)
-    items: list[Any] = (
-        [value or () for value in values] if pa.types.is_list(kind) else [(v or "").encode() for v in values]
-    )
-    offsets = pa.py_buffer(array("i", itertools.accumulate(map(len, items), initial=0)))
-    if not pa.types.is_list(kind):
-        return pa.Array.from_buffers(kind, len(values), [validity, offsets, pa.py_buffer(b"".join(items))])
-    if kind.value_type in _CODES:
-        inner = _numbers(kind.value_type, items)
-    else:
-        inner = column(list(itertools.chain.from_iterable(items)), kind.value_type)
-    return pa.Array.from_buffers(kind, len(values), [validity, offsets], children=[inner])
-
-
-def _numbers(kind: pa.DataType, lists: Iterable[Iterable]) -> pa.Array:
-    """The numbers of all lists, one after another."""
-    numbers = array(_CODES[kind])
-    for one in lists:
-        numbers.fromlist(one) if type(one) is list else numbers.extend(one)
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
-
-
-def _bits(flags: list[bool]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(np.array(flags, bool), bitorder="little"))
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
+        names = [field.name for field in kind.value_type]
+        values = [[{name: getattr(record, name) for name in names} for record in records] for records in values]
+    return pa.array(values, kind)
 
 
 class _ParquetFile(pq.ParquetFile):

@@ -19,7 +19,7 @@ from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import command, durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
-from scripts.lib.core.records import Prompt, column, open_parquet, with_provenance, write_rows
+from scripts.lib.core.records import Prompt, open_parquet, with_provenance, write_rows
 from scripts.lib.prompts.candidates import Candidate, Spool, spool
 from scripts.lib.prompts.cleaning import Cleaner
 from scripts.lib.prompts.defects import Defect
@@ -297,6 +297,6 @@ def _write(config: Config, name: str, candidates: Spool, output: Path, provenanc
         keys = candidates.keys()
         while rows := list(itertools.islice(keys, 10_000)):
             values = [id for id, _ in rows], [key.hex() for _, key in rows]
-            columns = [column(one, field.type) for one, field in zip(values, schema)]
+            columns = [pa.array(one, field.type) for one, field in zip(values, schema)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     return counts

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from scripts.lib.training.keyed_hash import keyed_hash
+
 KEY = "__key"
 
 
@@ -35,11 +37,7 @@ def subset_keys(ids: pa.Array | pa.ChunkedArray, seed: int) -> np.ndarray:
 
 
 def _keyed_hash(ids: pa.Array | pa.ChunkedArray, purpose: str) -> np.ndarray:
-    # SipHash of the UTF-8 bytes, in C; 16 hex digits are the 16 bytes of its key.
-    from pandas.util import hash_array  # here: its import costs jobs that only name files a quarter of a second
-
-    key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
-    return hash_array(ids.to_numpy(zero_copy_only=False), hash_key=key, categorize=False)
+    return keyed_hash(ids, hashlib.sha256(purpose.encode()).hexdigest()[:16].encode())
 
 
 def ahead(items: Iterator[Any]) -> Iterator[Any]:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -177,17 +175,6 @@ def test_broken_files_are_named(tmp_path):
         list(read_rows(tmp_path / "a.parquet", Prompt))
     with pytest.raises(UserError, match="no such file"):
         list(read_rows(tmp_path / "absent", Prompt))
-
-
-def test_writing_imports_no_pandas(tmp_path):
-    """It would cost every job a quarter of a second."""
-    code = (
-        "import sys; from scripts.lib.core.records import *; "
-        "write_rows(sys.argv[1], Prompt, [Prompt('1', 'd', 's', 'k', [Message('user', 'x')])], {}); "
-        "list(read_rows(sys.argv[1], Prompt)); print('pandas' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True)
-    assert run.stdout == "False\n"
 
 
 def test_the_docs_name_each_outcome_once_and_say_whether_it_becomes_a_sample():
