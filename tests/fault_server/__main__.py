@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--thinks", type=int, default=0, help="OpenRouter: 1: think unless `reasoning.enabled` is false"
     )
+    parser.add_argument("--pool", type=int, default=1 << 20, help="SGLang: tokens that its key-value cache holds")
     parser.add_argument("--last", type=int, default=0, help="SGLang: 1: return the hidden states of the last layer")
     parser.add_argument("--log", type=Path, help="JSON lines of all generations")
     parser.add_argument("--hang-after", type=int, help="fall silent after so many generations")

@@ -24,7 +24,7 @@ def metrics(model: str, running: int, queued: int, usage: float, generated: int)
 
 
 def documents(
-    dialect: str, model: str, context_length: int, slots: int, layers: list[int] | None, last: bool
+    dialect: str, model: str, context_length: int, slots: int, layers: list[int] | None, last: bool, pool: int
 ) -> dict[str, bytes]:
     """JSON bodies by path."""
     card: dict = {"id": model, "object": "model", "owned_by": dialect, "root": model, "max_model_len": context_length}
@@ -44,6 +44,8 @@ def documents(
             **weights,
             "version": "0.5.23",
             "context_length": context_length,
+            "max_total_num_tokens": pool,
+            "max_req_input_len": min(context_length, pool) - 6,
             "disable_radix_cache": layers is not None or last,
             "chunked_prefill_size": -1 if layers is not None or last else 8192,
             "enable_return_hidden_states": last,

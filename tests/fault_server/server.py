@@ -41,6 +41,7 @@ class Settings:
     most_tokens: int | None = None  # requests for more are refused
     target: Path | None = None  # folder of the target, for routes that take messages instead of ids
     layers: list[int] | None = None  # SGLang: returns the hidden states that come out of these layers
+    pool: int = 1 << 20  # tokens of SGLang's key-value cache: longer answers are cut short without a word
     thinks: bool = False  # the hosted API thinks unless it is told not to
     last: bool = False  # SGLang: returns those of the last layer
     log: Path | None = None
@@ -83,7 +84,13 @@ class FaultServer:
             routes.add_get(path, self.health)
         settings = self.settings
         for path, document in facts.documents(
-            settings.dialect, settings.model, settings.context_length, settings.slots, settings.layers, settings.last
+            settings.dialect,
+            settings.model,
+            settings.context_length,
+            settings.slots,
+            settings.layers,
+            settings.last,
+            settings.pool,
         ).items():
             routes.add_get(path, constant(document))
         routes.add_get("/metrics", self.metrics)
@@ -173,6 +180,8 @@ class FaultServer:
 
     def answer(self, protocol: str, prompt_ids: list[int], limit: int, rid: str) -> Generation:
         """The generation that this prompt gets."""
+        if protocol.startswith("sglang"):
+            limit = min(limit, self.settings.pool - 2 - len(prompt_ids))
         ids, finish = self.settings.answers(prompt_ids, limit)
         stop = self.settings.answers.stop_id
         text = text_of([id for id in ids if id != stop])

@@ -61,3 +61,19 @@ def test_thoughts_in_parts_are_thoughts(tmp_path: Path, fault: str) -> None:
         assert run.finish() == 1
         assert len(fleet[0].served()) == 1
     assert "engine.extra_body" in run.log()
+
+
+def test_a_cache_smaller_than_the_context_is_said_and_not_exceeded(tmp_path: Path) -> None:
+    """SGLang cuts answers short there and calls it `length`."""
+    answers = Answers(seed=1, median_tokens=300)
+    with servers(tmp_path, 1, answers, dialect="sglang", pool=200, context_length=2048) as fleet:
+        run = Run(tmp_path, prompts(10), [fleet[0].url], kind="sglang", answers=answers)
+        assert run.finish() == 0, run.log()
+    assert "cache holds 200 tokens, less than its context of 2048" in run.log()
+    rows = [row for row in run.completions() if row.turns]
+    assert any(row.outcome == "length" for row in rows)
+    for row in rows:
+        (turn,) = row.turns
+        assert "short_of_max_tokens" not in turn.flags
+        if row.outcome == "length":
+            assert len(turn.prompt_ids) + len(turn.output_ids) == 198

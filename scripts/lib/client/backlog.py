@@ -20,6 +20,7 @@ class Work:
     part: Turn | None = None  # a truncated answer that is to be continued or asked again
     prompt_ids: list[int] | None = None  # of the next turn, rendered
     resamples: int = 0  # answers that were worth another seed
+    spare: int = 0  # tokens of the context that its requests leave free
     attempts: Attempts = field(default_factory=Attempts)
 
 

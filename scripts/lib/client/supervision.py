@@ -52,7 +52,8 @@ class Supervisor:
         self.config, self.ceiling, self.held, self.pool = config, ceiling, held, pool
         self.canary, self.transport, self.vouching, self.say = canary, transport, vouching, say
         self.facts: EngineFacts | None = None
-        self.context_length: int | None = None  # the shortest that an endpoint serves
+        self.context_length: int | None = None  # the shortest that an endpoint serves, for prompt and answer together
+        self._warned: set[str] = set()
         self._tests: dict[asyncio.Task, PooledEndpoint] = {}
         self._watches: WeakKeyDictionary[PooledEndpoint, _Watch] = WeakKeyDictionary()
 
@@ -172,8 +173,12 @@ class Supervisor:
             self._unreachable(server, facts)
             return False
         self.facts = facts
-        if facts.context_length is not None:
-            self.context_length = min(self.context_length or facts.context_length, facts.context_length)
+        room = facts.room or facts.context_length
+        if room is not None:
+            self.context_length = min(self.context_length or room, room)
+        if facts.warning and server.url not in self._warned:
+            self._warned.add(server.url)
+            self.say(f"warning: {server.url}: {facts.warning}")
         return True
 
     def _unreachable(self, server: PooledEndpoint, failure: Failure) -> None:

@@ -22,6 +22,7 @@ from scripts.lib.target.reconstruction import reconstruct, reconstruction_flags
 
 # Answers that are worth another seed (empty, filtered) are asked this many times more.
 RESAMPLES = 2
+_SPARE = 64  # tokens that are left free once a request that fills the context was refused for its length
 
 
 @dataclass(slots=True)
@@ -75,17 +76,11 @@ class Dialogue:
                 work.prompt_ids = self._render(work)
             except TemplateError as error:
                 return self._end(work, "template_error", str(error))
-        prompt_ids, wanted = work.prompt_ids, self.max_tokens
-        if work.part is not None:
-            wanted = self.dataset.truncation_max_tokens or wanted
-            if self.dataset.truncation == "continue":
-                prompt_ids = prompt_ids + work.part.output_ids
-                wanted -= len(work.part.output_ids)
-        room = self.context_length - len(prompt_ids)
+        prompt_ids, wanted = self._wanted(work, work.prompt_ids)
+        room = self.context_length - work.spare - len(prompt_ids)
         if room < 1:
-            return self._end(
-                work, "prompt_too_long", f"{len(prompt_ids)} prompt tokens, the context holds {self.context_length}"
-            )
+            reason = f"{len(prompt_ids)} prompt tokens, the context holds {self.context_length - work.spare}"
+            return self._give_up(work, "prompt_too_long", reason)
         number = next(self._serial)
         return Request(
             id=f"{work.prompt.id}-{len(work.turns)}-{number}",
@@ -97,6 +92,15 @@ class Dialogue:
             tools=work.prompt.tools,
             stop_ids=self._stop_ids,
         )
+
+    def _wanted(self, work: Work, prompt_ids: list[int]) -> tuple[list[int], int]:
+        """(ids to send, most tokens to ask for), whatever room there is."""
+        if work.part is None:
+            return prompt_ids, self.max_tokens
+        wanted = self.dataset.truncation_max_tokens or self.max_tokens
+        if self.dataset.truncation == "continue":
+            return prompt_ids + work.part.output_ids, wanted - len(work.part.output_ids)
+        return prompt_ids, wanted
 
     # --- answers ---
 
@@ -205,9 +209,26 @@ class Dialogue:
 
     def tried(self, work: Work, next_try: float | GivenUp) -> Step:
         """What follows from a failure: seconds until the next try, or the prompt's end."""
-        if isinstance(next_try, GivenUp):
-            return self._end(work, next_try.outcome, next_try.reason)
-        return Step("again", delay=next_try)
+        if not isinstance(next_try, GivenUp):
+            return Step("again", delay=next_try)
+        if next_try.outcome == "prompt_too_long" and not work.spare and self._fills_the_context(work):
+            # Engines that speculate keep some tokens for their drafts (sglang, managers/utils.py).
+            work.spare = _SPARE
+            work.attempts.repeats += 1
+            return Step("again")
+        return self._give_up(work, next_try.outcome, next_try.reason)
+
+    def _fills_the_context(self, work: Work) -> bool:
+        prompt_ids, wanted = self._wanted(work, work.prompt_ids or [])
+        return len(prompt_ids) + wanted > self.context_length - _SPARE
+
+    def _give_up(self, work: Work, outcome: str, reason: str) -> Step:
+        """No more can be had: a truncated answer that is there already, and paid, is the answer."""
+        if work.part is None:
+            return self._end(work, outcome, reason)
+        closed = split_output(self.target, work.part.prompt_ids, work.part.output_ids).reasoning_closed
+        kept = Verdict("length" if closed else "reasoning_only", f"the answer reached max_tokens, then: {reason}")
+        return self._conclude(work, work.part, kept)
 
     def _end(self, work: Work, outcome: str, reason: str | None) -> Step:
         return Step(

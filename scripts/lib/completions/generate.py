@@ -44,6 +44,7 @@ from scripts.lib.target.model import Target, load_target
 from scripts.lib.target.output import add_text
 
 _SAVE_SECONDS = 1.0
+_KEPT_BACK = 2  # tokens of the context that SGLang never fills: no news
 _BUDGET_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0  # for what is in flight when the disk is full
 _GARBAGE = 100_000  # new objects between two looks for cycles
@@ -287,7 +288,8 @@ class Generation:
                     self.broken[f"{server.url}: {result.reason}"] += 1
         next_try = await self.blame.next_try(server, request.id, work.attempts, result)
         step = self.dialogue.tried(work, next_try)
-        if isinstance(next_try, GivenUp) and next_try.refused:
+        refused = isinstance(next_try, GivenUp) and next_try.refused
+        if refused and step.completion is not None and not OUTCOMES[step.completion.outcome].answered:
             # A server that refuses everything is broken: a canary vouches for refusals as it does for answers.
             step.refused, step.endpoint = True, server.url
         else:
@@ -299,10 +301,11 @@ class Generation:
         assert self.supervisor is not None
         shortest = self.supervisor.context_length
         if shortest is not None and shortest < self.dialogue.context_length:
-            self.say(
-                f"warning: an endpoint serves a context of {shortest} tokens, the model holds "
-                f"{self.dialogue.context_length}: prompts that leave no room there are given up"
-            )
+            if self.dialogue.context_length - shortest > _KEPT_BACK:
+                self.say(
+                    f"warning: an endpoint serves a context of {shortest} tokens, the model holds "
+                    f"{self.dialogue.context_length}: prompts that leave no room there are given up"
+                )
             self.dialogue.context_length = shortest
         return len(request.prompt_ids) + request.max_tokens <= self.dialogue.context_length
 

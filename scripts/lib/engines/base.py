@@ -101,6 +101,8 @@ class EngineFacts:
     models: tuple[str, ...] = ()
     vocab_size: int | None = None
     context_length: int | None = None
+    room: int | None = None  # most tokens of a prompt and its answer together, where that is less than the context
+    warning: str | None = None  # what people should know of it
     weights: str | None = None  # path or name of the weights behind the served name
 
 

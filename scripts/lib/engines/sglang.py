@@ -10,6 +10,7 @@ import functools
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
@@ -34,6 +35,14 @@ from scripts.lib.engines.values import (
 
 # The mamba strategy's flag, newest name first. 0.5.23 knows only the first one (sglang issue #27418).
 MAMBA_FLAGS = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
+_INPUT_SPARE = 5  # tokens by which the longest input is shorter than the longest request
+_DRAFTING = (
+    "EAGLE",
+    "FROZEN",
+    "NEXTN",
+    "MTP",
+    "STANDALONE",
+)  # names of speculation that reserves tokens for its drafts
 _HELP_SECONDS = 300  # importing SGLang from a cold network disk takes minutes
 
 
@@ -70,6 +79,40 @@ def mamba_flag(help_text: str, strategy: str) -> tuple[str, str]:
         f"engine.launch.mamba_strategy: the installed SGLang has none of {', '.join('--' + n for n in MAMBA_FLAGS)}: "
         "leave the setting out or install another version"
     )
+
+
+def _room(context: int, server: dict[str, Any]) -> tuple[int, str | None]:
+    """(most tokens of a prompt and its answer together, what there is to say about it), from /server_info.
+
+    Its longest request is a token shorter than context and key-value cache, and the scheduler keeps one more
+    (tp_worker.py, scheduler.py of 0.5.23); what is longer is cut short, and called `length`. EAGLE and its like refuse a
+    request that leaves no place for their drafts (managers/utils.py).
+    """
+    pool = as_count(server.get("max_total_num_tokens"))
+    longest_input = as_count(server.get("max_req_input_len"))
+    longest = min(
+        context - 1,
+        pool - 1 if pool else context,
+        longest_input + _INPUT_SPARE if longest_input else context,
+    )
+    drafts = 0
+    if str(server.get("speculative_algorithm") or "").upper().startswith(_DRAFTING):
+        steps, branches, tokens = (
+            as_count(server.get(f"speculative_{name}")) or 0 for name in ("num_steps", "eagle_topk", "num_draft_tokens")
+        )
+        drafts = max(steps * branches, tokens)
+    if longest == context - 1:
+        return min(longest - 1, context - drafts), None
+    what = (
+        f"key-value cache holds {pool} tokens"
+        if pool and pool <= longest + 1
+        else f"longest request is {longest} tokens"
+    )
+    warning = (
+        f"its {what}, less than its context of {context}: longer prompts are given up, longer answers cut: give it more "
+        "memory (mem_fraction_static, tensor_parallel), or set model.context_length"
+    )
+    return min(longest - 1, context - drafts), warning
 
 
 class SGLang(Adapter):
@@ -227,11 +270,15 @@ class SGLang(Adapter):
     def read_probe(self, replies: list[Reply | None]) -> EngineFacts:
         models, server = (as_object(reply.json() if reply else None) for reply in replies)
         listed = as_objects(models.get("data"))
+        context = (as_count(listed[0].get("max_model_len")) or None) if listed else None
+        room, warning = _room(context, server) if context and server else (None, None)
         return EngineFacts(
-            engine="sglang",
+            engine=self.kind,
             version=as_text(server.get("version")),
             models=tuple(str(model.get("id", "")) for model in listed),
-            context_length=(as_count(listed[0].get("max_model_len")) or None) if listed else None,
+            context_length=context,
+            room=room,
+            warning=warning,
             weights=as_text(server.get("model_path")),
         )
 

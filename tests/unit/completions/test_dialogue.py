@@ -170,6 +170,60 @@ def test_retry_asks_once_more_with_more_room():
     assert text_of(step.completion.turns[0]) == ("One and two and", "Hm.")
 
 
+TOO_LONG = Failure("permanent", "HTTP 400: Requested token count exceeds", outcome="prompt_too_long")
+
+
+@pytest.mark.parametrize("policy", ["continue", "retry"])
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [(TOO_LONG, "Requested token count"), (Failure("permanent", "HTTP 400: no"), "no"), (None, "the context holds")],
+)
+@pytest.mark.parametrize(("text", "outcome"), [("Hm.</think>One and", "length"), ("Hm, that is", "reasoning_only")])
+def test_what_was_answered_is_kept_when_there_can_be_no_more(policy, failure, why, text, outcome):
+    """It is paid, and as good as any answer that reached max_tokens."""
+    dialogue, one = rules(max_tokens=8, truncation=policy, truncation_max_tokens=50), work()
+    part = said(text, finish="length")
+    take(dialogue, one, part)
+    if failure is None:
+        dialogue.context_length = len(one.prompt_ids)
+        step = dialogue.next_request(one)
+    else:
+        step = failed(dialogue, one, failure, 1)
+    assert (step.kind, step.completion.outcome) == ("done", outcome)
+    assert why in step.completion.reason
+    (turn,) = step.completion.turns
+    assert turn.output_ids == part.output_ids
+    assert "truncated" in turn.flags
+
+
+def test_exhausted_attempts_at_the_rest_keep_the_part():
+    dialogue, one = rules(max_tokens=8, truncation="continue", truncation_max_tokens=50), work()
+    take(dialogue, one, said("Hm.</think>One and", finish="length"))
+    steps = [failed(dialogue, one, Failure("retry", "HTTP 500"), number) for number in range(ATTEMPTS)]
+    assert [step.kind for step in steps] == ["again"] * (ATTEMPTS - 1) + ["done"]
+    assert steps[-1].completion.outcome == "length"
+    assert "HTTP 500" in steps[-1].completion.reason
+
+
+def test_a_request_that_fills_the_context_is_asked_once_with_less():
+    """Speculating engines keep some tokens for drafts and refuse it, whatever they say their context is."""
+    dialogue, one = rules(max_tokens=100), work()
+    length = len(KIMI.render(one.prompt.messages))
+    dialogue.context_length = length + 90
+    assert dialogue.next_request(one).max_tokens == 90
+    assert failed(dialogue, one, TOO_LONG, 1).kind == "again"
+    assert dialogue.next_request(one).max_tokens == 90 - 64
+    step = failed(dialogue, one, TOO_LONG, 2)
+    assert (step.kind, step.completion.outcome) == ("done", "prompt_too_long")
+
+
+def test_a_request_with_room_to_spare_is_not_asked_with_less():
+    dialogue, one = rules(max_tokens=100), work()
+    dialogue.context_length = len(KIMI.render(one.prompt.messages)) + 1000
+    assert dialogue.next_request(one).max_tokens == 100
+    assert failed(dialogue, one, TOO_LONG, 1).completion.outcome == "prompt_too_long"
+
+
 def test_a_loop_is_not_given_more_room():
     dialogue, one = rules(max_tokens=8, truncation="continue", truncation_max_tokens=500), work()
     step = take(dialogue, one, said("</think>" + "no " * 60, finish="length"))

@@ -222,6 +222,34 @@ def test_sglang_tells_what_it_is():
     assert facts.models
 
 
+@pytest.mark.parametrize(
+    ("told", "room", "says"),
+    [
+        # One token is kept by the pool, one by the scheduler (tp_worker.py, scheduler.py of 0.5.23).
+        ({"max_total_num_tokens": 400_000, "max_req_input_len": 2042}, 2046, None),
+        ({}, 2046, None),
+        ({"max_total_num_tokens": 600, "max_req_input_len": 594}, 598, "cache holds 600 tokens, less than its context of 2048"),
+        ({"max_total_num_tokens": 600}, 598, "cache holds 600 tokens"),
+        ({"max_req_input_len": 594}, 598, "longest request is 599 tokens"),
+        ({"max_total_num_tokens": "600", "max_req_input_len": -1}, 2046, None),
+        # Drafts of speculation have their place in the context as well (managers/utils.py).
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 5, "speculative_eagle_topk": 4,
+             "speculative_num_draft_tokens": 16}, 2048 - 20, None,
+        ),
+        ({"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 64}, 2048 - 64, None),
+        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16}, 2046, None),
+        ({"speculative_algorithm": None, "speculative_num_draft_tokens": 16}, 2046, None),
+    ],
+)  # fmt: skip
+def test_sglang_tells_how_much_room_it_has(told, room, says):
+    """Answers that don't fit are cut short there, and called `length`."""
+    info = reply("sglang_server_info").json() | told
+    facts = adapter(kind="sglang").read_probe([reply("sglang_models"), Reply(200, {}, orjson.dumps(info))])
+    assert (facts.context_length, facts.room) == (2048, room)
+    assert (facts.warning is None) if says is None else says in facts.warning
+
+
 def test_vllm_tells_what_it_is():
     facts = adapter(kind="vllm").read_probe([reply("vllm_models"), reply("vllm_version")])
     assert (facts.engine, facts.version, facts.context_length) == ("vllm", "0.32.0", 2048)
