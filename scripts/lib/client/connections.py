@@ -1,8 +1,12 @@
-"""HTTP/1.1 over plain TCP to servers of our own, at a third of a general client's cost.
+"""HTTP/1.1 over TCP or TLS, at a fraction of a general client's cost: each reply goes to the request that it answers.
 
-The client talks to a few servers with thousands of requests in flight, one after another on connections that are kept.
-That needs no redirects, cookies, compression or proxies, and what aiohttp spends on them is as much as everything else
-that a completion costs (benchmarks.client). Bytes are read by httptools, the parser of uvicorn and Node.js.
+The client talks to a few servers with thousands of requests in flight. That needs no redirects and no cookies, and what
+aiohttp spends on them is as much as everything else that a completion costs (benchmarks.client). Bytes are read by
+httptools, the parser of uvicorn and Node.js.
+
+Servers of our own are asked one request after another on connections that are kept. A server that says more than it
+was asked loses its connection: what comes unasked would be taken for the next request's answer. Hosted APIs get a
+connection for each request, since their answers hold nothing that tells whose they are.
 """
 
 import asyncio
@@ -11,19 +15,24 @@ import errno
 import ipaddress
 import select
 import socket
+import ssl
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
 
+from scripts.lib.client.proxies import Proxy, open_tunnel
 from scripts.lib.engines.base import Call, Reply
 
 # Below the 5 s after which uvicorn (SGLang, vLLM) and llama.cpp close an idle connection: reusing one
 # that the server is just closing costs a request (aiohttp issues 850, 3609, 9138).
 KEEPALIVE_SECONDS = 4.0
 CONNECT_SECONDS = 30.0
+_LOOKUP_SECONDS = 60.0  # that a host's addresses are believed
 _RECEIVE_BYTES = 1 << 18
 # Far above what any answer's ids take: a server that never stops would fill the memory before its deadline.
 LARGEST_REPLY = 1 << 28
@@ -31,11 +40,14 @@ _LARGEST_HEAD = 1 << 16
 
 
 class Broken(Exception):
-    """The connection ended before the reply did. `answered`: after some of it had come."""
+    """The connection ended before the reply did. `answered`: after some of it had come.
+
+    `kept`: it had been used before, so that the server may have closed it before it saw the request.
+    """
 
     def __init__(self, reason: str, answered: bool) -> None:
         super().__init__(reason)
-        self.answered = answered
+        self.answered, self.kept = answered, False
 
 
 class TooLong(Broken):
@@ -53,17 +65,37 @@ class Unreachable(Exception):
         self.error = error
 
 
-class Connections:
-    """The connections of one event loop, kept by (host, port)."""
+class Origin(NamedTuple):
+    """Where requests go."""
 
-    def __init__(self, headers: Mapping[str, str], largest_reply: int = LARGEST_REPLY) -> None:
-        """`headers` go with every call (authorization); a reply of more than `largest_reply` bytes is broken off."""
-        self._largest = largest_reply
-        self._headers = dict(headers)
-        self._idle: defaultdict[tuple[str, int], list[_Connection]] = defaultdict(list)
+    tls: bool
+    host: str
+    port: int
+
+
+class Connections:
+    """The connections of one event loop, kept by origin."""
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        largest_reply: int = LARGEST_REPLY,
+        *,
+        keep: bool = True,
+        proxies: Mapping[str, Proxy] | None = None,
+    ) -> None:
+        """`headers` go with every call (authorization); a reply of more than `largest_reply` bytes is broken off.
+
+        Without `keep` each request has a connection of its own. `proxies` by the scheme of the URL.
+        """
+        self._largest, self._keep, self._proxies = largest_reply, keep, proxies or {}
+        self._headers = {"User-Agent": "drafter-corpus", **headers}
+        self._idle: defaultdict[Origin, list[_Connection]] = defaultdict(list)
         self._open: set[_Connection] = set()
-        self._heads: dict[tuple[str, str, str], tuple[tuple[str, int], bytes]] = {}
+        self._heads: dict[tuple[str, str, str], tuple[Origin, bytes]] = {}
         self._lookups: dict[str, asyncio.Task] = {}
+        self._found: dict[str, tuple[float, list[str]]] = {}  # when, and the addresses of a host
+        self._tls: ssl.SSLContext | None = None
         # All connections read into the same bytes: whatever comes is parsed before anything else is read.
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
 
@@ -73,37 +105,55 @@ class Connections:
         Raises Broken or Unreachable. A caller that is cancelled leaves no connection behind.
         """
         origin, data = self._request(url, call)
-        connection = self._kept(origin) or await self._connect(origin)
+        kept = self._kept(origin)
+        connection = kept or await self._connect(origin)
         try:
             reply = await connection.send(data)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, Broken):
+                error.kept = kept is not None
             raise
-        if connection.reusable and connection.alive:
+        if self._keep and connection.reusable and connection.alive:
             connection.idle_since = time.monotonic()
             self._idle[origin].append(connection)
         else:
             connection.close()
         return reply
 
-    def _request(self, url: str, call: Call) -> tuple[tuple[str, int], bytes]:
+    def _request(self, url: str, call: Call) -> tuple[Origin, bytes]:
         """Where to send a call, and its bytes."""
         key = url, call.method, call.path
         if key not in self._heads:
-            parts = urlsplit(url)
-            assert parts.hostname is not None
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            port = parts.port or 80
-            lines = [f"{call.method} {parts.path.rstrip('/')}{call.path} HTTP/1.1", f"Host: {host}:{port}"]
-            lines.append("Accept-Encoding: identity")  # without it any compression may come (RFC 9110, 12.5.3)
-            lines += [f"{name}: {value}" for name, value in self._headers.items()]
-            self._heads[key] = (parts.hostname, port), "\r\n".join([*lines, ""]).encode("latin-1")
+            self._heads[key] = self._head(url, call)
         origin, head = self._heads[key]
         lines = [f"{name}: {value}\r\n" for name, value in call.headers.items()]
         body = call.body or b""
         return origin, b"%b%bContent-Length: %d\r\n\r\n%b" % (head, "".join(lines).encode("latin-1"), len(body), body)
 
-    def _kept(self, origin: tuple[str, int]) -> "_Connection | None":
+    def _head(self, url: str, call: Call) -> tuple[Origin, bytes]:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        tls = parts.scheme == "https"
+        origin = Origin(tls, parts.hostname, parts.port or (443 if tls else 80))
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        host += f":{parts.port}" if parts.port else ""
+        proxy = self._proxy(origin)
+        # A proxy is told the whole URL, unless it only passes the bytes on.
+        path = (f"http://{host}" if proxy and not tls else "") + parts.path.rstrip("/") + call.path
+        lines = [f"{call.method} {path} HTTP/1.1", f"Host: {host}"]
+        lines.append("Accept-Encoding: identity")  # without it any compression may come (RFC 9110, 12.5.3)
+        lines += [] if self._keep else ["Connection: close"]
+        lines += [f"{name}: {value}" for name, value in self._headers.items()]
+        if proxy and not tls:
+            lines += [f"{name}: {value}" for name, value in proxy.headers.items()]
+        return origin, "\r\n".join([*lines, ""]).encode("latin-1")
+
+    def _proxy(self, origin: Origin) -> Proxy | None:
+        proxy = self._proxies.get("https" if origin.tls else "http")
+        return proxy if proxy and not proxy.bypassed(origin.host, origin.port) else None
+
+    def _kept(self, origin: Origin) -> "_Connection | None":
         """A connection that was used a moment ago."""
         idle = self._idle[origin]
         oldest = time.monotonic() - KEEPALIVE_SECONDS
@@ -119,37 +169,77 @@ class Connections:
                 connection.close()
         return None
 
-    async def _connect(self, origin: tuple[str, int]) -> "_Connection":
-        """A new connection to any address of the host, each of which gets its part of the time."""
+    async def _connect(self, origin: Origin) -> "_Connection":
+        """A new connection, through the proxy if there is one."""
+        proxy = self._proxy(origin)
+        if proxy is None:
+            connection = await self._dial(origin)
+        else:
+            connection = await self._dial(Origin(proxy.tls, proxy.host, proxy.port))
+            if origin.tls:
+                connection = await self._tunnel(connection, proxy, origin)
+        if not connection.alive or (not origin.tls and connection.unread()):
+            connection.close()
+            raise Unreachable(ConnectionResetError("the server spoke before it was asked, or closed at once"))
+        return connection
+
+    async def _dial(self, origin: Origin) -> "_Connection":
+        """A connection to any address of the host, each of which gets its part of the time."""
         loop = asyncio.get_running_loop()
         problem = OSError(errno.ETIMEDOUT, f"no answer within {CONNECT_SECONDS:.0f} s")
-        host, port = origin
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                addresses = await self._addresses(host)
-        except TimeoutError:
-            raise Unreachable(OSError(errno.ETIMEDOUT, f"the address of {host} is not found")) from None
-        except OSError as error:
-            raise Unreachable(error) from None
+        secured = {"ssl": self._context(), "server_hostname": origin.host} if origin.tls else {}
+        addresses = await self._addresses(origin.host)
         for address in addresses:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
                     transport, connection = await loop.create_connection(
-                        lambda: _Connection(loop, self._open, self._buffer, self._largest), address, port
+                        self._new_connection, address, origin.port, **secured
                     )
                 break
             except TimeoutError:
                 continue
             except OSError as error:
                 problem = error
+                if isinstance(error, ssl.SSLError):
+                    break
         else:
+            self._found.pop(origin.host, None)
             raise Unreachable(problem)
+        if isinstance(problem, ssl.SSLError):
+            raise Unreachable(problem)
+        if address != addresses[0]:  # the next connection needn't wait for those that don't answer
+            addresses.remove(address)
+            addresses.insert(0, address)
         # A peer that vanished without a word is noticed, sooner or later.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
 
+    async def _tunnel(self, near: "_Connection", proxy: Proxy, origin: Origin) -> "_Connection":
+        """TLS to the server itself, over what `near` has opened to the proxy."""
+        far = self._new_connection()
+        try:
+            if not near.alive:
+                raise ConnectionResetError("the proxy closed the connection")
+            async with asyncio.timeout(CONNECT_SECONDS):
+                transport = await open_tunnel(near.hand_over(), proxy, origin.host, origin.port, far, self._context())
+        except TimeoutError:
+            raise Unreachable(OSError(errno.ETIMEDOUT, f"the proxy {proxy.host} does not connect")) from None
+        except OSError as error:
+            raise Unreachable(error) from None
+        far.connection_made(transport)
+        return far
+
+    def _new_connection(self) -> "_Connection":
+        return _Connection(asyncio.get_running_loop(), self._open, self._buffer, self._largest)
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
+
     async def _addresses(self, host: str) -> list[str]:
-        """The IP addresses of a host.
+        """The IP addresses of a host, the one first that answered last.
 
         One lookup at a time: each takes a thread, and of these there are few. When names take long, hundreds of lookups
         would keep the journal's fsync waiting.
@@ -157,12 +247,24 @@ class Connections:
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(host)
             return [host]
+        when, addresses = self._found.get(host, (0.0, []))
+        if addresses and time.monotonic() - when < _LOOKUP_SECONDS:
+            return addresses
         if host not in self._lookups:
             loop = asyncio.get_running_loop()
             self._lookups[host] = lookup = loop.create_task(loop.getaddrinfo(host, None, type=socket.SOCK_STREAM))
             lookup.add_done_callback(self._looked_up)
             lookup.set_name(host)
-        return [address[0] for *_, address in await asyncio.shield(self._lookups[host])]
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                found = await asyncio.shield(self._lookups[host])
+        except TimeoutError:
+            raise Unreachable(OSError(errno.ETIMEDOUT, f"the address of {host} is not found")) from None
+        except OSError as error:
+            raise Unreachable(error) from None
+        addresses = list(dict.fromkeys(address[0] for *_, address in found))
+        self._found[host] = time.monotonic(), addresses
+        return addresses
 
     def _looked_up(self, lookup: asyncio.Task) -> None:
         del self._lookups[lookup.get_name()]
@@ -187,6 +289,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Reply] | None = None
         self._answered = False  # some of the reply has come
+        self._early = False  # before the whole request was sent
         self._arrivals = select.poll()
         self._parser = httptools.HttpResponseParser(self)
         self.alive = True
@@ -208,6 +311,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.write(data)
         return self._waiting
 
+    def hand_over(self) -> asyncio.Transport:
+        """The bytes' way, for somebody else."""
+        assert self._transport is not None
+        self._everyone.discard(self)
+        transport, self._transport = self._transport, None
+        return transport
+
     def unread(self) -> bool:
         """Whether something has come, or the end, that the busy event loop has not come to yet."""
         return bool(self._arrivals.poll(0))
@@ -224,7 +334,8 @@ class _Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._arrivals.register(transport.get_extra_info("socket"), select.POLLIN)
-        self._everyone.add(self)
+        if self.alive:
+            self._everyone.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
@@ -233,7 +344,9 @@ class _Connection(asyncio.BufferedProtocol):
         if self._waiting is None:  # a server that talks unasked, or more than it announced
             self.close()
             return
-        self._answered = True
+        assert self._transport is not None
+        if not self._answered:
+            self._answered, self._early = True, self._transport.get_write_buffer_size() > 0
         self._received += nbytes
         if self._received > self._largest:
             self._end(TooLong(self._largest))
@@ -289,10 +402,16 @@ class _Connection(asyncio.BufferedProtocol):
         self._begin()
 
     def _reply(self) -> Reply | Broken:
-        coding = self._headers.get("content-encoding", "identity")
-        if coding.lower() != "identity":
-            return Broken(f"the answer is compressed ({coding}), which nobody asked for", True)
-        return Reply(self._status, self._headers, bytes(self._body))
+        if self._early and self._status < 300:
+            return Broken("an answer came before the request was sent", True)
+        coding = self._headers.get("content-encoding", "identity").lower()
+        body = bytes(self._body)
+        if coding != "identity":  # though nobody asked for it
+            unpacked = _unpacked(coding, body, self._largest)
+            if unpacked is None:
+                return Broken(f"the answer is compressed ({coding}), which nobody asked for", True)
+            body = unpacked
+        return Reply(self._status, self._headers, body)
 
     def _end(self, result: Reply | Broken) -> None:
         waiting, self._waiting = self._waiting, None
@@ -302,3 +421,15 @@ class _Connection(asyncio.BufferedProtocol):
             waiting.set_result(result)
         else:
             waiting.set_exception(result)
+
+
+def _unpacked(coding: str, body: bytes, largest: int) -> bytes | None:
+    """A compressed body; None when it is in no form that we know, cut off, or longer than `largest` bytes."""
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        return None
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds out by itself which of the two it is
+    with contextlib.suppress(zlib.error):
+        unpacked = unpacker.decompress(body, largest + 1)
+        if unpacker.eof and len(unpacked) <= largest:
+            return unpacked
+    return None

@@ -208,7 +208,7 @@ class Generation:
                         self.say(f"warning: {count} answers were thrown away: {reason}")
 
     def _session(self) -> HttpTransport:
-        return HttpTransport(authorization(self.config.engine), through_proxy=self.adapter.hosted)
+        return HttpTransport(authorization(self.config.engine), hosted=self.adapter.hosted)
 
     def _work(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Work]:
         for prompt in read_prompts(self.job.prompts, wanted or (lambda id: id not in self.answers)):

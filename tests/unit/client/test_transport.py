@@ -7,7 +7,6 @@ import random
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -43,7 +42,7 @@ async def serving(application: web.Application) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def fault_server(fault: str, hosted: bool = False) -> AsyncIterator[tuple[FaultServer, str, HttpTransport]]:
     server = FaultServer(Settings("t", faults={fault: 1.0}))
-    async with serving(server.application()) as url, HttpTransport(through_proxy=hosted) as transport:
+    async with serving(server.application()) as url, HttpTransport(hosted=hosted) as transport:
         yield server, url, transport
 
 
@@ -92,16 +91,15 @@ class Job:
         return failure
 
 
-# Our own servers are reached by our own connections, hosted APIs by aiohttp: the same faults mean the same.
+# Our own servers are reached on kept connections, hosted APIs on new ones: the same faults mean the same.
 both_ways = pytest.mark.parametrize("hosted", [False, True], ids=["own", "hosted"])
 
 
-@both_ways
-def test_stale_connection_costs_nothing(hosted: bool) -> None:
+def test_stale_connection_costs_nothing() -> None:
     """A server that closes a kept connection just as it is reused: at once again, not an attempt."""
 
     async def test() -> None:
-        async with fault_server("disconnect_idle", hosted) as (_, url, transport):
+        async with fault_server("disconnect_idle") as (_, url, transport):
             first = await ask(transport, url)
             second = await ask(transport, url)  # on the connection of the first
             third = await ask(transport, url)  # on a fresh one
@@ -109,6 +107,27 @@ def test_stale_connection_costs_nothing(hosted: bool) -> None:
         assert isinstance(second, Failure)
         assert (second.kind, second.billed) == ("free", False)
         assert isinstance(third, Answer)
+
+    run(test)
+
+
+@both_ways
+def test_a_new_connection_that_breaks_after_the_send_may_have_been_billed(hosted: bool) -> None:
+    """Only a kept one can be stale: 103 requests were billed, one was counted."""
+
+    async def test() -> None:
+        async def handle(request: web.Request) -> web.Response:
+            await request.read()
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+
+        application = web.Application()
+        application.router.add_post("/generate", handle)
+        async with serving(application) as url, HttpTransport(hosted=hosted) as transport:
+            failure = await ask(transport, url)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.billed) == ("retry", True)
 
     run(test)
 
@@ -335,7 +354,7 @@ def test_no_hidden_limit_of_connections() -> None:
     run(test)
 
 
-def test_connections_are_reused() -> None:
+def test_connections_are_reused_but_not_for_hosted_apis() -> None:
     """One call after the other: one connection, so that local ports don't run out; and when they do, it waits."""
 
     async def test() -> None:
@@ -351,7 +370,11 @@ def test_connections_are_reused() -> None:
         async with serving(application) as url, HttpTransport() as transport:
             for _ in range(50):
                 await transport.call(url, ADAPTER.request(REQUEST))
-        assert len(peers) == 1
+            assert len(peers) == 1
+            async with HttpTransport(hosted=True) as hosted:
+                for _ in range(5):
+                    await hosted.call(url, ADAPTER.request(REQUEST))
+            assert len(peers) == 6
 
     run(test)
 
@@ -360,17 +383,12 @@ def test_no_local_port_is_not_the_servers_fault(monkeypatch: pytest.MonkeyPatch)
     async def test() -> None:
         error = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
-        async def refuse_session(*_: object, **__: object) -> None:
-            key = aiohttp.client_reqrep.ConnectionKey("s", 80, False, True, None, None, None)
-            raise aiohttp.ClientConnectorError(key, error)
-
         async def refuse(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(aiohttp.TCPConnector, "connect", refuse_session)
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
-        for through_proxy in (False, True):
-            async with HttpTransport(through_proxy=through_proxy) as transport:
+        for hosted in (False, True):
+            async with HttpTransport(hosted=hosted) as transport:
                 failure = await ask(transport, "http://127.0.0.1:1")
             assert isinstance(failure, Failure)
             assert failure.kind == "throttle"
@@ -381,7 +399,7 @@ def test_no_local_port_is_not_the_servers_fault(monkeypatch: pytest.MonkeyPatch)
 @both_ways
 def test_refused_connection_takes_the_endpoint_out(hosted: bool) -> None:
     async def test() -> None:
-        async with HttpTransport(through_proxy=hosted) as transport:
+        async with HttpTransport(hosted=hosted) as transport:
             failure = await ask(transport, "http://127.0.0.1:1")
         assert isinstance(failure, Failure)
         assert failure.kind == "wait"
