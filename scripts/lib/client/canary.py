@@ -104,8 +104,11 @@ class Canary:
             return reply
         answer = self.adapter.read(request, reply, 0.0)
         if isinstance(answer, Failure):
-            # A question that nobody would refuse: whatever was refused before may have been as good.
-            return CanaryRefused(answer.reason) if answer.kind == "permanent" else answer
+            if answer.kind != "permanent":
+                return answer
+            # A question that nobody would refuse: whatever was refused before may have been as good. What was
+            # generated is an answer, if none that can be taken.
+            return answer.reason if answer.billed else CanaryRefused(answer.reason)
         # Told before anything is spent. Later on it is one provider's: its answers are refused one by one.
         if url not in self._so_far and (problem := unasked_thought(self.target, self.prompt_ids, answer)):
             raise UserError(f"{url}: {problem}")

@@ -17,7 +17,6 @@ import select
 import socket
 import ssl
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,6 +26,7 @@ import httptools
 
 from scripts.lib.client.proxies import Proxy, open_tunnel
 from scripts.lib.engines.base import Call, Reply
+from scripts.lib.engines.values import plain_body
 
 # Below the 5 s after which uvicorn (SGLang, vLLM) and llama.cpp close an idle connection: reusing one
 # that the server is just closing costs a request (aiohttp issues 850, 3609, 9138).
@@ -404,13 +404,10 @@ class _Connection(asyncio.BufferedProtocol):
     def _reply(self) -> Reply | Broken:
         if self._early and self._status < 300:
             return Broken("an answer came before the request was sent", True)
-        coding = self._headers.get("content-encoding", "identity").lower()
-        body = bytes(self._body)
-        if coding != "identity":  # though nobody asked for it
-            unpacked = _unpacked(coding, body, self._largest)
-            if unpacked is None:
-                return Broken(f"the answer is compressed ({coding}), which nobody asked for", True)
-            body = unpacked
+        body, coding = bytes(self._body), self._headers.get("content-encoding", "")
+        if coding and (plain := plain_body(coding, body)) is not None:  # compressed though nobody asked for it
+            body = plain
+            del self._headers["content-encoding"]
         return Reply(self._status, self._headers, body)
 
     def _end(self, result: Reply | Broken) -> None:
@@ -421,15 +418,3 @@ class _Connection(asyncio.BufferedProtocol):
             waiting.set_result(result)
         else:
             waiting.set_exception(result)
-
-
-def _unpacked(coding: str, body: bytes, largest: int) -> bytes | None:
-    """A compressed body; None when it is in no form that we know, cut off, or longer than `largest` bytes."""
-    if coding not in ("gzip", "x-gzip", "deflate"):
-        return None
-    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds out by itself which of the two it is
-    with contextlib.suppress(zlib.error):
-        unpacked = unpacker.decompress(body, largest + 1)
-        if unpacker.eof and len(unpacked) <= largest:
-            return unpacked
-    return None

@@ -354,7 +354,7 @@ def test_no_hidden_limit_of_connections() -> None:
     run(test)
 
 
-def test_connections_are_reused_but_not_for_hosted_apis() -> None:
+def test_connections_are_reused() -> None:
     """One call after the other: one connection, so that local ports don't run out; and when they do, it waits."""
 
     async def test() -> None:
