@@ -401,12 +401,15 @@ def template(name: str) -> str:
     return (Path(spec.submodule_search_locations[0]) / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
+def prepared(family: Family, folder: Path) -> Target:
+    """The target of a family, prepared in `folder` as a run prepares it."""
+    model = {"name": str(build(family, folder / "model")), "chat_template_kwargs": family.kwargs}
+    config = parse_config({"model": model, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+    return prepare_target(config, folder / "target")
+
+
 @functools.cache
 def target(name: str) -> Target:
-    """The target of a family, prepared as a run prepares it."""
-    family = FAMILIES[name]
+    """The target of one of FAMILIES."""
     with tempfile.TemporaryDirectory() as directory:
-        folder = build(family, Path(directory) / "model")
-        model = {"name": str(folder), "chat_template_kwargs": family.kwargs}
-        config = parse_config({"model": model, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
-        return prepare_target(config, Path(directory) / "target")
+        return prepared(FAMILIES[name], Path(directory))

@@ -25,6 +25,7 @@ from scripts.lib.core.records import Message, Sample
 from scripts.lib.exports.json_lines import JsonLines
 from scripts.lib.exports.report import Report, unrenderable
 from scripts.lib.target.model import Target, TemplateError
+from scripts.lib.target.tool_calls import CallForm
 from scripts.lib.training.reader import Corpus
 
 CHECKED = 200  # samples whose text is rendered and tokenized again to see whether the ids come back
@@ -115,8 +116,8 @@ class Dialect:
         if self.id_column:
             answer = sum(message.role == "assistant" for message in messages) - 1
             row[self.id_column] = f"{sample.prompt_id}/{answer}" if self.last_answer_only else sample.id
-        calls: list[str] = []
         turns = []
+        messages = CallForm().applied(messages)  # ids for what has none: older corpora
         for message in messages:
             turn: dict[str, Any] = {"role": message.role, "content": message.content}
             if message.role == "assistant":
@@ -124,12 +125,11 @@ class Dialect:
                     assert self.reasoning is not None
                     turn[self.reasoning] = message.reasoning
                 if "tool_calls" in used:
-                    listed = openai_calls(message.tool_calls)
-                    calls = [call["id"] for call in listed]
-                    turn["tool_calls"] = self._calls(listed)
+                    turn["tool_calls"] = self._calls(openai_calls(message.tool_calls))
             elif message.role == "tool":
-                # Results come in the order of the calls.
-                turn["tool_call_id"] = calls.pop(0) if calls else "call_0"
+                turn["tool_call_id"] = message.tool_call_id or "call_0"
+                if "names" in used:
+                    turn["name"] = message.name
             turns.append(turn)
         row[self.column] = turns
         if "tools" in used:
@@ -160,26 +160,32 @@ DIALECTS = {
 }
 
 
+_OPTIONAL = {"reasoning": "reasoning", "tool_calls": "tool_calls", "names": "name"}  # key -> field of a message
+
+
 def _used(corpus: Corpus, dialect: Dialect) -> set[str]:
     """Which optional keys some sample of the corpus has and the dialect can hold."""
     used: set[str] = set()
     for table in corpus.tables(["messages", "tools"]):
         messages = pc.list_flatten(table["messages"])
-        for key in ("reasoning", "tool_calls"):
-            if pc.struct_field(messages, key).null_count < len(messages):
-                used.add(key)
+        held = {field.name for field in messages.type}  # fewer in a corpus of an earlier version
+        for name, key in _OPTIONAL.items():
+            if key in held and pc.struct_field(messages, key).null_count < len(messages):
+                used.add(name)
         if pc.any(pc.equal(pc.struct_field(messages, "role"), "tool")).as_py():
             used.add("tool_results")
         if table["tools"].null_count < len(table):
             used.add("tools")
     return (
-        used - (set() if dialect.tools else {"tools", "tool_calls"}) - (set() if dialect.reasoning else {"reasoning"})
+        used
+        - (set() if dialect.tools else {"tools", "tool_calls", "names"})
+        - (set() if dialect.reasoning else {"reasoning"})
     )
 
 
 def _keys(sample: Sample) -> set[str]:
     """The optional keys that a sample has a value for."""
-    found = {key for key in ("reasoning", "tool_calls") for message in sample.messages if getattr(message, key)}
+    found = {name for name, key in _OPTIONAL.items() for message in sample.messages if getattr(message, key)}
     if any(message.role == "tool" for message in sample.messages):
         found.add("tool_results")
     if sample.tools:

@@ -6,6 +6,7 @@ templates are written for is Jinja in an immutable sandbox with a few names more
 published templates.
 """
 
+import contextlib
 import datetime
 import json
 import re
@@ -21,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.exact_json import NotJson, read_json
 
 # Names under which chats carry a thought, the usual one first.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -136,6 +138,37 @@ def _with_thought(message: dict) -> dict:
         if thought is not None:
             return {"thinking": thought, **message, "reasoning_content": thought}
     return message
+
+
+def with_arguments(conversation: list[dict], as_text: bool) -> list[dict]:
+    """The conversation with the arguments of each tool call as JSON text or as an object; what a source left out is {}."""
+    return [
+        {**message, "tool_calls": [_with_arguments(call, as_text) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in conversation
+    ]
+
+
+def _with_arguments(call: dict, as_text: bool) -> dict:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return call
+    arguments = given_arguments(function)
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not as_text and isinstance(arguments, str):
+        # What a model garbled stays text.
+        with contextlib.suppress(NotJson):
+            arguments = read_json(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def given_arguments(function: Mapping[str, Any]) -> Any:
+    """Arguments of a call; {} where a source has none: "", null or no key (vLLM and SGLang do the same)."""
+    arguments = function.get("arguments")
+    empty = arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null"))
+    return {} if empty else arguments
 
 
 _CLOCK = re.compile(r"""\bstrftime_now\(\s*(?:format\s*=\s*)?(?:'([^']*)'|"([^"]*)")\s*\)""")

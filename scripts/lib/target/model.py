@@ -19,10 +19,10 @@ import jinja2
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import read_json
 from scripts.lib.core.records import Message
 from scripts.lib.target.byte_level import token_bytes
-from scripts.lib.target.chat_template import frozen_template, template_variables
+from scripts.lib.target.chat_template import frozen_template, template_variables, with_arguments
 from scripts.lib.target.vocabulary import Vocabulary, open_vocabulary
 
 FACTS_FILE = "target.json"
@@ -149,9 +149,9 @@ class Target:
     def _apply_with_calls(conversation: list[dict], apply: Callable[[list[dict]], str]) -> str:
         """Templates disagree whether a call's arguments are an object (most) or JSON text (DeepSeek-V3.1): try both."""
         try:
-            return apply(_with_parsed_arguments(conversation))
+            return apply(with_arguments(conversation, as_text=False))
         except (jinja2.TemplateError, TypeError):
-            return apply(conversation)
+            return apply(with_arguments(conversation, as_text=True))
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, control tokens in it recognised, no special tokens added.
@@ -212,26 +212,6 @@ class Target:
         if None in ids.values() or "<|channel|>" not in self.template:
             return None
         return ids  # type: ignore[return-value]
-
-
-def _with_parsed_arguments(conversation: list[dict]) -> list[dict]:
-    """The conversation with each tool call's JSON text of arguments as an object."""
-    parsed = []
-    for message in conversation:
-        if "tool_calls" in message:
-            message = {**message, "tool_calls": [_parsed_call(call) for call in message["tool_calls"]]}
-        parsed.append(message)
-    return parsed
-
-
-def _parsed_call(call: dict) -> dict:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {**call, "function": {**function, "arguments": read_json(function["arguments"])}}
-    except NotJson:
-        return call  # arguments that a model garbled stay text
 
 
 @functools.lru_cache(maxsize=4)

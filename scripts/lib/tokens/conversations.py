@@ -14,7 +14,7 @@ from pathlib import Path
 from scripts.lib.config.model import Config
 from scripts.lib.core import records
 from scripts.lib.core.records import Message, Prompt, Sample
-from scripts.lib.target import turn_format
+from scripts.lib.target import tool_calls, turn_format
 from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.tokens.provenance import provenance_of
 
@@ -126,7 +126,7 @@ def _rendered(target: Target, prompt: Prompt) -> list[_Draft]:
     Raises TemplateError when the template or the format of its turns refuses the conversation.
     """
     form = turn_format.of(target)
-    messages = [form.apart(message) for message in prompt.messages]
+    messages = [form.apart(message) for message in tool_calls.form_of(target).applied(prompt.messages)]
     answers = [position for position, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
         raise TemplateError("the conversation has no assistant turn")

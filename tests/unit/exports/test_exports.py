@@ -10,6 +10,7 @@ from scripts import export_training
 from scripts.lib.config.file import parse_config
 from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.records import Message
 from scripts.lib.exports import FORMATS, export, json_lines
 from scripts.lib.exports.conversations import openai_calls
 from scripts.lib.target.model import load_target
@@ -133,6 +134,19 @@ def test_samples_with_every_optional_key_come_first(make, target):
     assert rows[0]["tools"] == TOOLS
     assert rows[1]["tools"] == "[]"
     assert len(rows) == report["rows"]
+
+
+def test_results_keep_the_ids_and_names_of_their_source(make, target):
+    whole = with_tools(target, 1)
+    question, call, result, last = whole.messages
+    call.tool_calls = '[{"id": "r2", "function": {"name": "f"}}, {"id": "d2", "function": {"name": "g"}}]'
+    other = Message("tool", "Sun.", name="g", tool_call_id="d2")
+    result.name, result.tool_call_id = "f", "r2"
+    whole.messages = [question, call, other, result, last]
+    _, rows, _ = make([whole, answered(target, 2)])("messages")
+    turns = next(row["messages"] for row in rows if len(row["messages"]) == 5)
+    assert [turn.get("tool_call_id") for turn in turns] == [None, None, "d2", "r2", None]
+    assert [turn.get("name") for turn in turns] == [None, None, "g", "f", None]
 
 
 def test_unused_keys_are_left_out(make, target):
