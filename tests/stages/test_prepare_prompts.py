@@ -270,7 +270,7 @@ def test_conversations_and_tokens_of_class_a(run):
 @pytest.mark.parametrize(
     ("rows", "sections", "message"),
     [
-        ([], {}, "datasets.a.source: no rows in"),
+        ([], {}, "a.jsonl: holds no rows"),
         (
             [{"foo": "x"}] * 3,
             {},

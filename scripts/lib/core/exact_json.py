@@ -28,7 +28,7 @@ def read_json(data: bytes | str) -> Any:
         return orjson.loads(data) if long.search(data) is None else json.loads(data)  # type: ignore[arg-type]
     except orjson.JSONDecodeError as error:
         try:
-            return json.loads(data)
+            return json.loads(data if isinstance(data, str) else data.decode())
         except (ValueError, RecursionError):
             raise NotJson(str(error)) from None
     except (ValueError, RecursionError) as error:
