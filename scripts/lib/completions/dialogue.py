@@ -4,7 +4,6 @@ Pure rules, no IO: the stage sends what `next_request` returns and hands back wh
 """
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +15,7 @@ from scripts.lib.completions.outcomes import Verdict, judge
 from scripts.lib.config.model import Dataset, Sampling
 from scripts.lib.core.records import OUTCOMES, Completion, Message, Turn
 from scripts.lib.engines.base import Answer, Failure, Request
+from scripts.lib.engines.request_ids import RequestIds
 from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.target.output import Output, add_text, split_output
 from scripts.lib.target.reconstruction import reconstruct, reconstruction_flags
@@ -58,7 +58,7 @@ class Dialogue:
         self.max_tokens = max_tokens
         self.context_length = target.context_length  # lowered when an endpoint serves less
         self._stop_ids = tuple(sorted(target.eos_ids))
-        self._serial = itertools.count()
+        self._request_ids = RequestIds()
 
     # --- asking ---
 
@@ -81,9 +81,8 @@ class Dialogue:
         if room < 1:
             reason = f"{len(prompt_ids)} prompt tokens, the context holds {self.context_length - work.spare}"
             return self._give_up(work, "prompt_too_long", reason)
-        number = next(self._serial)
         return Request(
-            id=f"{work.prompt.id}-{len(work.turns)}-{number}",
+            id=self._request_ids.make(work.prompt.id, len(work.turns)),
             prompt_ids=prompt_ids,
             max_tokens=min(wanted, room),
             seed=seed_of(self.sampling.seed, work.prompt.id, len(work.turns), work.resamples + (work.part is not None)),

@@ -2,15 +2,14 @@
 
 import contextlib
 import json
-import re
 import zlib
 from typing import Any
 
 import orjson
 
 from scripts.lib.engines.base import Answer, Failure, Reply, Request
+from scripts.lib.engines.request_ids import OURS
 
-_OURS = re.compile(r"[0-9a-f]{32}-\d+-\d+")  # a request's id, as `dialogue` makes it
 _LARGEST_COUNT = 1 << 31  # no context is as long
 _DIGITS = b"0123456789,"
 _MARKED = (b"\xef", b"\xfe", b"\xff")  # first bytes of byte order marks
@@ -55,7 +54,7 @@ def of_another(request: Request, echoed: Any) -> Failure | None:
 
     Gateways may give ids of their own.
     """
-    found = _OURS.search(echoed) if isinstance(echoed, str) and echoed != request.id else None
+    found = OURS.search(echoed) if isinstance(echoed, str) and echoed != request.id else None
     if found is None or found.group() == request.id:
         return None
     return Failure("retry", f"the answer to another request came ({found.group()})", billed=True)

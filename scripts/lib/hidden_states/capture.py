@@ -40,7 +40,6 @@ class Piece:
     """A row on its way."""
 
     row: CorpusRow
-    sends: int = 0
     attempts: Attempts = field(default_factory=Attempts)
 
 
@@ -132,6 +131,7 @@ class Pass:
 
     def __post_init__(self) -> None:
         self.got = Captured(self.store, self.capture.tensor)
+        self.request_ids = RequestIds()
         self.vouching = Vouching(self.got, lambda names: self.backlog.add(self._pieces(names)), answered=False)
 
     def run(self) -> None:
@@ -182,9 +182,7 @@ class Pass:
     async def _ask(self, piece: Piece) -> float | None:
         """One request. None: the row has its end; else the seconds until it is to be asked again."""
         row, tokens = piece.row, len(piece.row.input_ids)
-        piece.sends += 1
-        # The form of all our ids: the adapter knows a reply to another one of them.
-        name = f"{digest(row.id)}-{len(self.capture.sglang_layers)}-{piece.sends}"
+        name = self.request_ids.make(digest(row.id)[:32], len(self.capture.sglang_layers))
         request = states_request(name, row.input_ids)
         server = await self.pool.acquire(float(tokens), piece.attempts.avoid)
         begun = time.monotonic()

@@ -183,11 +183,15 @@ def test_a_prompt_beyond_the_context_is_the_prompts_fault(name):
     assert (failure.kind, failure.outcome) == ("permanent", "prompt_too_long")
 
 
-@pytest.mark.parametrize(("echoed", "ours"), [("a" * 32 + "-0-2", True), ("gateway-17", False), (None, False)])
+@pytest.mark.parametrize(
+    ("echoed", "ours"), [("a" * 32 + "-0000-000000000002", True), ("gateway-17", False), (None, False)]
+)
 def test_the_answer_to_another_request_is_no_answer(echoed, ours):
     recorded = reply("sglang_stop").json()
     recorded["meta_info"]["id"] = echoed
-    read = adapter(kind="sglang").read(request(id="a" * 32 + "-0-1"), Reply(200, {}, orjson.dumps(recorded)), 0.0)
+    read = adapter(kind="sglang").read(
+        request(id="a" * 32 + "-0000-000000000001"), Reply(200, {}, orjson.dumps(recorded)), 0.0
+    )
     assert isinstance(read, Failure if ours else Answer)
 
 
@@ -336,7 +340,7 @@ def test_excerpts_of_bodies_are_one_line_without_control_characters():
 @pytest.mark.parametrize("name", ["sglang", "sglang_chat", "vllm"])
 def test_the_reply_to_another_request_of_ours_is_none(name):
     """Mixed up on the way, by a gateway or a connection that was taken for free."""
-    one, mine, other = adapter(**ENGINES[name]), f"{'a' * 32}-0-3", f"{'b' * 32}-0-4"
+    one, mine, other = adapter(**ENGINES[name]), f"{'a' * 32}-0000-000000000003", f"{'b' * 32}-0000-000000000004"
     body = orjson.loads(reply(f"{name}_stop").body)
 
     def read(id: str) -> Answer | Failure:

@@ -259,7 +259,7 @@ def test_the_request_asks_for_one_token_and_all_states():
         (reply([]), "fatal", "sample s1: the answer holds no hidden states"),
         (reply([GOOD], prompt_tokens=4), "fatal", "counted 4 prompt tokens, 3 were sent"),
         (reply([GOOD], finish_reason={"type": "abort", "message": "gone"}), "retry", "aborted by the engine: gone"),
-        (reply([GOOD], id=f"{'0' * 32}-3-1"), "retry", "the answer to another request came"),
+        (reply([GOOD], id=f"{'0' * 32}-0003-000000000001"), "retry", "the answer to another request came"),
         (Reply(200, {}, reply([GOOD]).body[:-40]), "retry", "HTTP 200 but not JSON"),
         (Reply(200, {}, b"<html>"), "retry", "HTTP 200 but not JSON"),
         (Reply(200, {}, b'{"error": {"message": "x", "code": 429}}'), "throttle", "429"),
