@@ -5,6 +5,14 @@ per prompt. What a job has received lies in results/state/ from the moment that 
 rerun asks for nothing twice.
 """
 
+STOP_SERVERS = "python -m scripts.stop_servers --state results/state"
+
+
+rule completions:
+    """Stages 1 and 2 only: everything that needs the servers."""
+    input:
+        expand("results/completions/{dataset}/{shard}.parquet", dataset=WORK.answered, shard=WORK.shards),
+
 
 rule generate_completions:
     """Ask the servers for an answer to every prompt of a shard; keep the exact ids."""
@@ -12,7 +20,7 @@ rule generate_completions:
         target="results/target/target.json",
         prompts="results/prompts/{dataset}/{shard}.parquet",
         # ancient: an environment that was made anew doesn't make answers stale.
-        environment=ancient(ENVIRONMENT),
+        environment=ancient(WORK.environment),
     output:
         completions="results/completions/{dataset}/{shard}.parquet",
     log:
@@ -20,11 +28,11 @@ rule generate_completions:
     benchmark:
         "results/benchmarks/generate_completions/{dataset}.{shard}.jsonl"
     wildcard_constraints:
-        dataset="|".join(CLASS_B) or "none",
+        dataset="|".join(WORK.answered) or "none",
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: stage_settings(CONFIG, "completions", wildcards.dataset),
+        settings=lambda wildcards: WORK.settings("completions", wildcards.dataset),
     shell:
         # tee: a run of hours must be seen to be alive, on screen and in the log.
         "exec python -m scripts.generate_completions"
@@ -42,7 +50,7 @@ rule serve:
     """Start the servers and keep them up in the foreground, until Ctrl-C."""
     input:
         target="results/target/target.json",
-        environment=ancient(ENVIRONMENT),
+        environment=ancient(WORK.environment),
     log:
         "results/logs/serve.log",
     conda:

@@ -3,7 +3,13 @@
 Input: results/training/. Output: results/exports/{format}/; objects at `upload.target`.
 """
 
-for export_format in EXPORT_FORMATS:
+# Never in the run's way: it ends by itself when this process has ended.
+UPLOAD_BESIDE_THE_RUN = (
+    "python -m scripts.upload_results --config results/state/config.json --results results --watch $PPID"
+    " > results/state/upload.log 2>&1 &"
+)
+
+for export_format in WORK.export_formats:
 
     rule:
         name:

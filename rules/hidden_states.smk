@@ -9,7 +9,7 @@ rule hidden_states:
     """Hidden states of the samples that `hidden_states` in the configuration names."""
     input:
         # Says that an engine has none before the corpus is made.
-        lambda wildcards: require_hidden_states_engine(CONFIG) or "results/state/hidden_states.json",
+        lambda wildcards: WORK.hidden_states_receipt(),
 
 
 rule extract_hidden_states:
@@ -17,7 +17,7 @@ rule extract_hidden_states:
     input:
         target="results/target/target.json",
         corpus="results/state/training.json",
-        environment=ancient(ENVIRONMENT),
+        environment=ancient(WORK.environment),
     output:
         receipt="results/state/hidden_states.json",
     log:
@@ -27,16 +27,11 @@ rule extract_hidden_states:
     conda:
         "../envs/client.yaml"
     params:
-        settings=stage_settings(CONFIG, "hidden_states"),
+        settings=WORK.settings("hidden_states"),
         # Not among the outputs, so files that were removed by hand are noticed here.
-        files=(
-            "missing"
-            if os.path.exists("results/state/hidden_states.json")
-            and not os.path.exists("results/hidden_states/manifest.json")
-            else None
-        ),
+        files="missing" if WORK.hidden_states_lost() else None,
     message:
-        hidden_states_plan(CONFIG, "results/training")
+        WORK.hidden_states_size()
     shell:
         "exec python -m scripts.extract_hidden_states"
         " --config results/state/config.json"

@@ -5,19 +5,30 @@ Output: results/prompts/{dataset}/: one Parquet file per shard, keys.parquet, re
 """
 
 
+wildcard_constraints:
+    dataset="[A-Za-z0-9][A-Za-z0-9_-]*",
+    shard=r"\d{3}",
+
+
+rule prompts:
+    """Stage 1 only."""
+    input:
+        expand("results/prompts/{dataset}/report.json", dataset=WORK.datasets),
+
+
 rule prepare_prompts:
     """Read a source, clean it, choose prompts, give them stable ids, cut them into shards."""
     input:
         target="results/target/target.json",
-        sources=lambda wildcards: SOURCES[wildcards.dataset],
-        evaluation_sets=EVALUATION_SETS,
+        sources=lambda wildcards: WORK.sources[wildcards.dataset],
+        evaluation_sets=WORK.evaluation_sets,
         # Datasets that are named before this one keep a duplicate prompt.
         earlier=lambda wildcards: expand(
             "results/prompts/{earlier}/keys.parquet",
-            earlier=DATASETS[: DATASETS.index(wildcards.dataset)] if CONFIG.selection.deduplicate == "across" else [],
+            earlier=WORK.before(wildcards.dataset),
         ),
     output:
-        shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=SHARDS),
+        shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=WORK.shards),
         prompt_keys="results/prompts/{dataset}/keys.parquet",
         report="results/prompts/{dataset}/report.json",
     log:
@@ -27,7 +38,7 @@ rule prepare_prompts:
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: stage_settings(CONFIG, "prompts", wildcards.dataset),
+        settings=lambda wildcards: WORK.settings("prompts", wildcards.dataset),
     shell:
         "exec python -m scripts.prepare_prompts"
         " --config results/state/config.json"

@@ -17,7 +17,7 @@ rule prepare_target:
     conda:
         "../envs/client.yaml"
     params:
-        settings=stage_settings(CONFIG, "target"),
+        settings=WORK.settings("target"),
     shell:
         "exec python -m scripts.prepare_target"
         " --config results/state/config.json"

@@ -15,11 +15,11 @@ rule tokenize_completions:
     log:
         "results/logs/tokenize_completions/{dataset}/{shard}.log",
     wildcard_constraints:
-        dataset="|".join(CLASS_B) or "none",
+        dataset="|".join(WORK.answered) or "none",
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: stage_settings(CONFIG, "tokens", wildcards.dataset),
+        settings=lambda wildcards: WORK.settings("tokens", wildcards.dataset),
     shell:
         "exec python -m scripts.tokenize_completions"
         " --config results/state/config.json"
@@ -41,11 +41,11 @@ rule tokenize_conversations:
     log:
         "results/logs/tokenize_conversations/{dataset}/{shard}.log",
     wildcard_constraints:
-        dataset="|".join(CLASS_A) or "none",
+        dataset="|".join(WORK.ready) or "none",
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: stage_settings(CONFIG, "tokens", wildcards.dataset),
+        settings=lambda wildcards: WORK.settings("tokens", wildcards.dataset),
     shell:
         "exec python -m scripts.tokenize_conversations"
         " --config results/state/config.json"
