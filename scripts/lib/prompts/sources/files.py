@@ -4,12 +4,11 @@ import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.prompts.sources.rows import kind_of
+from scripts.lib.prompts.sources.folders import files_below, files_of_pattern, no_files
 
 
 @dataclass(frozen=True)
@@ -33,20 +32,16 @@ def is_local(source: str) -> bool:
 def local_paths(source: str, where: str) -> list[str]:
     """Paths that a file, glob or folder stands for, sorted. Raises UserError (beginning with `where`)."""
     path = os.path.expanduser(source)
-    if os.path.isdir(path):
-        found = sorted(
-            str(file)
-            for file in Path(path).rglob("*")
-            if file.is_file() and kind_of(file.name) and not any(part.startswith((".", "_")) for part in file.parts)
-        )
-        if not found:
-            raise UserError(f"{where}: {source}: the folder holds no data files")
-        return found
     if os.path.isfile(path):
         return [path]
-    found = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
+    try:
+        found = files_below(path) if os.path.isdir(path) else files_of_pattern(path)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     if not found:
-        problem = "no file matches" if glob.has_magic(path) else "no such file"
+        problem = (
+            no_files(path) if os.path.isdir(path) else "no file matches" if glob.has_magic(path) else "no such file"
+        )
         raise UserError(f"{where}: {source}: {problem}")
     return found
 
