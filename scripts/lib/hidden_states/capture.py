@@ -24,6 +24,7 @@ from scripts.lib.core.provenance import digest
 from scripts.lib.core.units import duration
 from scripts.lib.engines.base import Failure, Reply, Request
 from scripts.lib.engines.launching import environment_program
+from scripts.lib.engines.request_ids import RequestIds
 from scripts.lib.engines.sglang import SGLang, installed_help
 from scripts.lib.fleet.lease import Lease, lease
 from scripts.lib.hidden_states.plan import Capture, capturing
