@@ -35,7 +35,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from scripts.lib.completions.answers import ShardAnswers
+from scripts.lib.completions import generate as generation
 from scripts.lib.completions.generate import generate
 from scripts.lib.completions.job import ShardJob
 from scripts.lib.config.file import parse_config
@@ -112,13 +112,13 @@ def ours(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]
     )
     load_target(shard.target)
     marks: list[float] = []
-    finish = ShardAnswers.finish
+    finish = generation.finish
 
     def timed(*arguments, **named):
         marks.append(cpu())
         return finish(*arguments, **named)
 
-    ShardAnswers.finish = timed  # the one seam between answering and finishing
+    generation.finish = timed  # the one seam between answering and finishing
     begun = cpu()
     generate(shard)
     end = cpu()

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from scripts.lib.completions.journal import scan
+from scripts.lib.completions.journal_records import Done
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Completion, Message, Prompt, read_rows, write_rows
 from scripts.lib.target.model import Target, load_target
@@ -229,7 +230,7 @@ class Run:
         """Ids of prompts whose outcome is safe: in the journal or in the finished shard."""
         done: set[str] = set()
         if self.journal.exists():
-            done |= {head[1] for _, head, _ in scan(self.journal) if head and head[0] == "done"}
+            done |= {line.record.prompt_id for line in scan(self.journal) if isinstance(line.record, Done)}
         finished = self.state / "completions" / DATASET / f"{SHARD}.parquet"
         if finished.exists():
             done |= {row.id for row in read_rows(finished, Completion)}

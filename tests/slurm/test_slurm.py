@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from scripts.lib.completions.journal import scan
+from scripts.lib.completions.journal_records import Done
 from scripts.lib.core import records
 from scripts.lib.core.records import Completion, Prompt
 from scripts.lib.target.model import load_target
@@ -183,7 +184,7 @@ def test_node_that_dies_and_comes_back(project: Submission, slurm: Slurm, tmp_pa
 def answered(project: Submission, shard: int) -> set[str]:
     """Prompts of a shard whose answer is safe."""
     path = project.result(f"state/journals/code/00{shard}.journal")
-    return {head[1] for _, head, _ in scan(path) if head and head[0] == "done"} if path.exists() else set()
+    return {line.record.prompt_id for line in scan(path) if isinstance(line.record, Done)} if path.exists() else set()
 
 
 def test_failed_start_leads_to_the_servers_log(project: Submission, slurm: Slurm) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import pytest
 from scripts import generate_completions
 from scripts.lib.core.records import read_provenance
 from tests.fault_server.answers import Answers
-from tests.generation import DATASET, SHARD, Run, answered_whole, await_progress, prompts, servers, target_folder
+from tests.generation import (
+    DATASET,
+    SHARD,
+    Run,
+    answered_whole,
+    await_progress,
+    generated,
+    kill,
+    prompts,
+    servers,
+    target_folder,
+)
 
 
 def here(run: Run, capfd: pytest.CaptureFixture, **options: str) -> tuple[int, str]:
@@ -338,3 +350,41 @@ def test_servers_with_less_room_than_the_model_get_requests_that_fit(second, tmp
         outcomes = Counter(row.outcome for row in run.completions())
         assert outcomes.keys() <= {"ok", "length"}, outcomes
         assert "HTTP 400" not in said
+
+
+WATCHED = """
+import os, sys
+journal, record = sys.argv.pop(1), os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+fsync = os.fsync
+def watched(file):
+    fsync(file)
+    if os.readlink(f"/proc/self/fd/{file}") == journal:
+        os.write(record, b"%d\\n" % os.fstat(file).st_size)
+os.fsync = watched
+from scripts import generate_completions
+sys.exit(generate_completions.main())
+"""
+
+
+def test_what_was_answered_is_on_the_disk_while_the_job_goes_on(tmp_path):
+    """The journal is fsynced beside the work, not at the job's end: a power cut costs no more than the last second."""
+    with servers(tmp_path, 1, Answers(5), dialect="llamacpp", hang_after=20) as fleet:
+        run = Run(tmp_path, prompts(40), [fleet[0].url], concurrency=1, answers=Answers(5))
+        run.config = {"transport": {"base_seconds": 600, "idle_seconds": 600}}
+        run.write_config()
+        synced = tmp_path / "synced"
+        run.command = lambda: [sys.executable, "-c", WATCHED, str(run.journal), str(synced), *Run.command(run)[3:]]
+        job = run.start()
+        try:
+            # One at a time, until the server falls silent; the job waits for it.
+            assert await_progress(job, lambda: generated(fleet) == 20, 60)
+            assert len(run.journalled()) >= 20 - 2  # but the canary and the last one
+            assert await_progress(job, lambda: last(synced) == run.journal.stat().st_size, 60)
+        finally:
+            kill(job)
+
+
+def last(sizes: Path) -> int:
+    """The size of the journal when it was last synced."""
+    lines = sizes.read_text().split() if sizes.exists() else []
+    return int(lines[-1]) if lines else 0

@@ -1,4 +1,4 @@
-"""What a shard has answered already: the journal, the finished file, and the finished file's making.
+"""What a shard has answered already, in its journal and its finished file, and what arrives.
 
 `state/journals/{dataset}/{shard}.journal` holds what has arrived since the shard was last finished;
 `state/completions/{dataset}/{shard}.parquet` the finished shard, of which the declared output is a
@@ -6,34 +6,22 @@ hard link; `{shard}.unused.parquet` answers to prompts that are no longer in the
 they cost money. A resume reads all three by id.
 """
 
-import hashlib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
 from scripts.lib.completions.finished_file import FinishedFile, Totals
-from scripts.lib.completions.id_index import IdIndex
-from scripts.lib.completions.journal import HEADER, Journal, encode, scan
+from scripts.lib.completions.journal import Journal, scan
+from scripts.lib.completions.journal_records import Done, Proven, Record, TurnDone, TurnPart, Void
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import State
 from scripts.lib.core.provenance import differences
-from scripts.lib.core.records import (
-    OUTCOMES,
-    Completion,
-    Message,
-    Turn,
-    from_dict,
-    read_provenance,
-    write_rows,
-)
-from scripts.lib.prompts.shard import prompt_ids, read_prompts
-
-DONE, TURN, PART, VOID, PROVEN = "done", "turn", "part", "void", "proven"
+from scripts.lib.core.records import OUTCOMES, Completion, Turn, from_dict, read_provenance
+from scripts.lib.prompts.shard import prompt_ids
 
 
 @dataclass
@@ -70,7 +58,7 @@ class ShardAnswers:
             self.finished, self.unused = FinishedFile(self.finished_path), FinishedFile(self.unused_path)
             self.partial: dict[str, Partial] = {}
             self.totals = Totals()
-            self.arrived = IdIndex()
+            self.arrived: dict[str, int] = {}  # where in the journal the outcomes lie
             self._unproven: dict[str, array] = {}  # by endpoint, where its answers since its last good canary lie
             self.journal.recover(self._take)
             self.totals.merge(self.finished.totals)
@@ -82,40 +70,43 @@ class ShardAnswers:
             self.journal.close()
             raise
 
-    def _take(self, offset: int, head: list, body: bytes) -> None:
+    def _take(self, offset: int, record: Record, body: bytes) -> None:
         """Take in one record of the journal."""
-        kind, id = head[0], head[1]
-        if kind == PROVEN:
-            offsets = self._unproven.pop(head[1], array("q"))
-            self._unproven[head[1]] = array("q", [at for at in offsets if at >= head[2]])
-            return
-        if kind == VOID:
-            self.arrived.add(id, -1)
-            self.finished.index.add(id, -1)
-            self.partial.pop(id, None)
-            if len(head) > 2:
-                self.totals.subtract(*head[2:])
-            return
-        if isinstance(head[-1], str) and head[-1]:  # the endpoint; journals of before have none
-            self._unproven.setdefault(head[-1], array("q")).append(offset)
-        if kind == DONE:
-            self.arrived.add(id, offset)
-            self.partial.pop(id, None)
-            if id not in self.finished.index:  # a job that was killed while it finished leaves them in both
-                self.totals.add(*head[2:6])
-        elif kind == TURN:
-            partial = self.partial.setdefault(id, Partial())
-            partial.turns.append(Turn(**orjson.loads(body)))
-            partial.part = None
-        elif kind == PART:
-            self.partial.setdefault(id, Partial()).part = Turn(**orjson.loads(body))
+        match record:
+            case Done():
+                self._note_endpoint(record.endpoint, offset)
+                self.arrived[record.prompt_id] = offset
+                self.partial.pop(record.prompt_id, None)
+                if record.prompt_id not in self.finished.rows:  # a killed job that was finishing leaves them in both
+                    self.totals.add(record.outcome, record.input_tokens, record.output_tokens, record.cost_usd)
+            case TurnDone():
+                self._note_endpoint(record.endpoint, offset)
+                partial = self.partial.setdefault(record.prompt_id, Partial())
+                partial.turns.append(Turn(**orjson.loads(body)))
+                partial.part = None
+            case TurnPart():
+                self._note_endpoint(record.endpoint, offset)
+                self.partial.setdefault(record.prompt_id, Partial()).part = Turn(**orjson.loads(body))
+            case Void():
+                self.arrived.pop(record.prompt_id, None)
+                self.finished.rows.pop(record.prompt_id, None)
+                self.partial.pop(record.prompt_id, None)
+                if record.outcome is not None:
+                    self.totals.subtract(record.outcome, record.input_tokens, record.output_tokens, record.cost_usd)
+            case Proven():
+                offsets = self._unproven.pop(record.endpoint, array("q"))
+                self._unproven[record.endpoint] = array("q", [at for at in offsets if at >= record.position])
 
-    def _index_journal(self) -> None:
+    def _note_endpoint(self, endpoint: str, offset: int) -> None:
+        if endpoint:  # journals of before name none
+            self._unproven.setdefault(endpoint, array("q")).append(offset)
+
+    def index_journal(self) -> None:
         """Read the journal again: while a job runs, nobody needs to know where its answers lie."""
-        self.arrived, self.partial, self.totals, self._unproven = IdIndex(), {}, Totals(), {}
-        for offset, head, body in scan(self.journal.path):
-            if head is not None and head[0] != HEADER:
-                self._take(offset, head, body)
+        self.arrived, self.partial, self.totals, self._unproven = {}, {}, Totals(), {}
+        for line in scan(self.journal.path):
+            if line.record is not None:
+                self._take(line.begin, line.record, line.body)
 
     def _check(self) -> None:
         """Refuse answers that were made with other settings, naming each setting."""
@@ -134,10 +125,10 @@ class ShardAnswers:
     def count(self, prompts: Path) -> tuple[int, int, Totals]:
         """(prompts of a shard, how many of them are answered, sums over these)."""
         total = answered = 0
-        for id in prompt_ids(prompts):
+        for prompt_id in prompt_ids(prompts):
             total += 1
-            answered += id in self
-        if not len(self.unused.index) and answered == self.totals.outcomes.total():
+            answered += prompt_id in self
+        if not self.unused.rows and answered == self.totals.outcomes.total():
             return total, answered, self.totals
         # Prompts have left the shard since, or have come back.
         return total, answered, self._sums(set(prompt_ids(prompts)))
@@ -145,32 +136,34 @@ class ShardAnswers:
     def _sums(self, wanted: set[str]) -> Totals:
         """Sums over the answers to some prompts, wherever they lie."""
         sums, left = Totals(), set(wanted)
-        for offset, head, _ in scan(self.journal.path):
-            if head is not None and head[0] == DONE and head[1] in left and self.arrived.get(head[1]) == offset:
-                left.discard(head[1])
-                sums.add(*head[2:6])
+        for line in scan(self.journal.path):
+            done = line.record
+            if isinstance(done, Done) and done.prompt_id in left and self.arrived.get(done.prompt_id) == line.begin:
+                left.discard(done.prompt_id)
+                sums.add(done.outcome, done.input_tokens, done.output_tokens, done.cost_usd)
         for file in (self.finished, self.unused):
-            for id, *counts in file.counts():
-                if id in left:
-                    left.discard(id)
+            for prompt_id, *counts in file.counts():
+                if prompt_id in left:
+                    left.discard(prompt_id)
                     sums.add(*counts)
         return sums
 
-    def __contains__(self, id: str) -> bool:
-        return id in self.arrived or id in self.finished.index or id in self.unused.index
+    def __contains__(self, prompt_id: str) -> bool:
+        return prompt_id in self.arrived or prompt_id in self.finished.rows or prompt_id in self.unused.rows
 
-    def get(self, id: str) -> Completion | None:
+    def get(self, prompt_id: str) -> Completion | None:
         """The completion of a prompt, from wherever it lies."""
-        offset = self.arrived.get(id)
+        offset = self.arrived.get(prompt_id)
         if offset is not None:
-            return self._read_journal(offset)
+            return self.read_journal(offset)
         for file in (self.finished, self.unused):
-            row = file.index.get(id)
+            row = file.rows.get(prompt_id)
             if row is not None:
                 return file.read(row)
         return None
 
-    def _read_journal(self, offset: int) -> Completion:
+    def read_journal(self, offset: int) -> Completion:
+        """The completion in the record at `offset`, with its texts."""
         completion = from_dict(Completion, orjson.loads(self.journal.read(offset)))
         for turn in completion.turns:
             self._add_text(turn)
@@ -180,188 +173,64 @@ class ShardAnswers:
         self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float, endpoint: str = ""
     ) -> None:
         """Journal a terminal outcome; `endpoint` gave the answer or refusal that led to it, if one did."""
-        head = [DONE, completion.id, completion.outcome, input_tokens, output_tokens, cost_usd, endpoint]
-        self.journal.append(head, completion)
+        done = Done(completion.id, completion.outcome, input_tokens, output_tokens, cost_usd, endpoint)
+        self.journal.append(done, completion)
 
-    def turn(self, id: str, turn: Turn) -> None:
+    def turn(self, prompt_id: str, turn: Turn) -> None:
         """Journal an answered turn of a conversation that goes on."""
-        self.journal.append([TURN, id, turn.endpoint], turn)
+        self.journal.append(TurnDone(prompt_id, turn.endpoint), turn)
 
-    def part(self, id: str, turn: Turn) -> None:
+    def part(self, prompt_id: str, turn: Turn) -> None:
         """Journal a truncated answer that is to be continued or asked again with more room."""
-        self.journal.append([PART, id, turn.endpoint], turn)
+        self.journal.append(TurnPart(prompt_id, turn.endpoint), turn)
 
     def prove(self, endpoint: str, position: int) -> None:
         """Journal that a canary proved what `endpoint` answered before `position`, as far as it was not voided."""
-        self.journal.append([PROVEN, endpoint, position], None)
+        self.journal.append(Proven(endpoint, position), None)
 
     def unproven(self) -> dict[str, tuple[int, int]]:
         """(answers, position of the first) by endpoint of what earlier jobs left unproven."""
         return {endpoint: (len(offsets), offsets[0]) for endpoint, offsets in self._unproven.items() if offsets}
 
-    def void(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
+    def void(self, endpoint: str, since: int) -> tuple[dict[str, Done], set[str]]:
         """Journal that the answers of `endpoint` from position `since` on are not to be trusted.
 
-        Returns, of the prompts that got one, (outcome, input tokens, output tokens, US dollars) by id of those that had
-        their outcome, and the ids of the others.
+        Returns, of the prompts that got one, the outcomes by id of those that had theirs, and the ids of the others.
         """
-        voided = self._void(since, lambda head: head[-1] == endpoint)
+        voided = self._void(since, lambda record: record.endpoint == endpoint)
         self.prove(endpoint, self.journal.position)  # nothing of it is left to be proven
         return voided
 
-    def void_refusals(self, endpoint: str, since: int) -> tuple[dict[str, tuple], set[str]]:
+    def void_refusals(self, endpoint: str, since: int) -> tuple[dict[str, Done], set[str]]:
         """As `void`, of what `endpoint` refused only."""
-        return self._void(since, lambda head: head[-1] == endpoint and head[0] == DONE and OUTCOMES[head[2]].refused)
-
-    def _void(self, since: int, doubtful: Callable[[list], bool]) -> tuple[dict[str, tuple], set[str]]:
-        self.journal.write()
-        counts: dict[str, tuple] = {}
-        begun: set[str] = set()
-        for _, head, _ in scan(self.journal.path, since):
-            if head is None:
-                continue
-            kind, prompt = head[0], head[1]
-            if kind == VOID:
-                begun.discard(prompt)
-                counts.pop(prompt, None)
-                continue
-            if doubtful(head):
-                begun.add(prompt)
-            if kind == DONE and prompt in begun:
-                counts[prompt] = tuple(head[2:6])
-        for prompt in sorted(begun):
-            self.journal.append([VOID, prompt, *counts.get(prompt, ())], None)
-        return counts, begun - counts.keys()
-
-    def finish(
-        self, prompts: Path, output: Path, unpaid: Callable[[str], str | None], provenance: dict
-    ) -> Counter[str]:
-        """Write the finished shard, one row per prompt in the prompts' order, and give it the declared name.
-
-        `unpaid(id)` is the reason why a prompt is over budget, None when it is not. Returns the prompts
-        by outcome. Order matters for crashes: first everything is durable in the finished file, then the
-        journal is emptied, then the declared output appears.
-        """
-        self.journal.write()
-        self.journal.sync()
-        if self.journal.problem:
-            raise self.journal.problem
-        here, order = IdIndex(), hashlib.sha256()
-        for position, id in enumerate(prompt_ids(prompts)):
-            here.add(id, position)
-            order.update(id.encode())
-        if self.journal.empty and self.finished.order == order.hexdigest():
-            outcomes = self.finished.totals.outcomes
-        else:
-            self._index_journal()
-            self._keep_unused(here, provenance)
-            self.unused = FinishedFile(self.unused_path)
-            outcomes = self._write_finished(prompts, unpaid, provenance)
-            self._empty_journal()
-            if not self.unused.index.missing_in(here):
-                self.unused_path.unlink(missing_ok=True)
-        if outcomes.total() != len(here):
-            raise UserError(
-                f"{prompts}: {len(here)} different prompts, {outcomes.total()} outcomes: make the prompts again"
-            )
-        link(self.finished_path, output)
-        return outcomes
-
-    def _empty_journal(self) -> None:
-        """Forget what is now in the finished file; keep the turns of conversations that ran out of budget."""
-        kept = []
-        for id, partial in self.partial.items():
-            kept += [encode([TURN, id, turn.endpoint], turn) for turn in partial.turns]
-            if partial.part is not None:
-                kept.append(encode([PART, id, partial.part.endpoint], partial.part))
-        self.journal.replace(kept)
-
-    def _write_finished(self, prompts: Path, unpaid: Callable[[str], str | None], provenance: dict) -> Counter[str]:
-        totals = Totals()
-
-        def rows() -> Iterator[Completion]:
-            for prompt in read_prompts(prompts, lambda id: True):
-                completion = self.get(prompt.id)
-                if completion is not None and completion.id != prompt.id:
-                    raise UserError(
-                        f"{prompts}: the answer to prompt {completion.id} was found in the place of {prompt.id}: its file "
-                        "was changed meanwhile; nothing is written, run again"
-                    )
-                if completion is None:
-                    reason = unpaid(prompt.id)
-                    if reason is None:
-                        raise UserError(f"{prompts}: {prompt.source}: prompt {prompt.id} has no outcome: run again")
-                    completion = Completion(prompt.id, self.dataset, "over_budget", reason, attempts=0)
-                completion.messages = conversation(prompt.messages, completion.turns)
-                totals.add(completion.outcome, *token_counts(completion.turns))
-                yield completion
-
-        write_rows(
-            self.finished_path,
-            Completion,
-            rows(),
-            lambda: {**provenance, "identity": self.identity, "totals": totals.plain()},
+        return self._void(
+            since,
+            lambda record: (
+                isinstance(record, Done) and record.endpoint == endpoint and OUTCOMES[record.outcome].refused
+            ),
         )
-        return totals.outcomes
 
-    def _keep_unused(self, here: IdIndex, provenance: dict) -> None:
-        """Before the finished file is replaced: keep its answers to prompts that are not in the shard any more.
-
-        Answers whose prompts came back stay in the file of unused ones as well, until all of them did.
-        """
-        sources = [
-            (self.arrived, self._read_journal),
-            (self.finished.index, self.finished.read),
-        ]
-        if not any(index.missing_in(here) for index, _ in sources):
-            return
-        seen: set[str] = set()
-
-        def rows() -> Iterator[Completion]:
-            for index, read in sources:
-                for position in index.positions():
-                    completion = read(position)
-                    if completion.id not in here and completion.id not in seen:
-                        seen.add(completion.id)
-                        completion.messages = conversation(completion.messages, completion.turns)
-                        yield completion
-            for position in self.unused.index.positions():
-                completion = self.unused.read(position)
-                if completion.id not in seen:
-                    yield completion
-
-        write_rows(self.unused_path, Completion, rows(), {**provenance, "identity": self.identity})
+    def _void(
+        self, since: int, doubtful: Callable[[Done | TurnDone | TurnPart], bool]
+    ) -> tuple[dict[str, Done], set[str]]:
+        self.journal.write()
+        ended: dict[str, Done] = {}
+        begun: set[str] = set()
+        for line in scan(self.journal.path, since):
+            record = line.record
+            if isinstance(record, Void):
+                begun.discard(record.prompt_id)
+                ended.pop(record.prompt_id, None)
+            elif isinstance(record, Done | TurnDone | TurnPart):
+                if doubtful(record):
+                    begun.add(record.prompt_id)
+                if isinstance(record, Done) and record.prompt_id in begun:
+                    ended[record.prompt_id] = record
+        for prompt_id in sorted(begun):
+            done = ended.get(prompt_id)
+            sums = (done.outcome, done.input_tokens, done.output_tokens, done.cost_usd) if done else ()
+            self.journal.append(Void(prompt_id, *sums), None)
+        return ended, begun - ended.keys()
 
     def close(self) -> None:
         self.journal.close()
-
-
-def conversation(messages: list[Message], turns: list[Turn]) -> list[Message]:
-    """The prompt's system and user messages with each turn's answer after its user message."""
-    answers = iter(turns)
-    whole: list[Message] = []
-    for message in messages:
-        if message.role == "assistant":
-            continue
-        whole.append(message)
-        if message.role == "user" and (turn := next(answers, None)) is not None:
-            whole.append(Message("assistant", turn.content, turn.reasoning))
-    return whole
-
-
-def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
-    """(prompt tokens, output tokens, US dollars) of a prompt's turns."""
-    input_tokens, output_tokens, cost = 0, 0, 0.0
-    for turn in turns:
-        input_tokens += len(turn.prompt_ids)
-        output_tokens += len(turn.output_ids)
-        cost += turn.cost_usd
-    return input_tokens, output_tokens, cost
-
-
-def link(source: Path, output: Path) -> None:
-    """Give a finished file its declared name: a hard link, or a copy on another file system."""
-    if output.exists() and output.samefile(source):
-        return
-    with durable.replacing(output) as temporary:
-        durable.link_or_copy(source, temporary)

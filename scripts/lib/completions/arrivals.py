@@ -4,6 +4,7 @@ from pathlib import Path
 
 from scripts.lib.client.vouching import Voided
 from scripts.lib.completions.answers import ShardAnswers
+from scripts.lib.completions.journal_records import Done
 from scripts.lib.completions.progress import Meter
 from scripts.lib.prompts.shard import prompt_ids
 
@@ -27,8 +28,8 @@ class ShardArrivals:
     def void_refusals(self, url: str, since: int) -> Voided:
         return self._uncounted(*self._answers.void_refusals(url, since))
 
-    def _uncounted(self, counts: dict[str, tuple], under_way: set[str]) -> Voided:
-        for prompt in prompt_ids(self._prompts):  # others have left the shard, and are not counted
-            if prompt in counts:
-                self._meter.remove(*counts[prompt][:3])
-        return Voided(set(counts), under_way)
+    def _uncounted(self, ended: dict[str, Done], under_way: set[str]) -> Voided:
+        for prompt_id in prompt_ids(self._prompts):  # others have left the shard, and are not counted
+            if done := ended.get(prompt_id):
+                self._meter.remove(done.outcome, done.input_tokens, done.output_tokens)
+        return Voided(set(ended), under_way)

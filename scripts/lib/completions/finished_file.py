@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from scripts.lib.completions.id_index import IdIndex
-from scripts.lib.core.records import OUTCOMES, Completion, from_dict, open_parquet, read_columns, read_provenance
+from scripts.lib.core.records import OUTCOMES, Completion, Turn, from_dict, open_parquet, read_columns, read_provenance
 
 _GROUPS = 2  # of a file that are kept in memory
 
@@ -55,7 +54,7 @@ class FinishedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.index = IdIndex()
+        self.rows: dict[str, int] = {}  # where the answers lie
         self.totals = Totals()  # without over_budget
         self.order: str | None = None  # digest of the ids in their order; None when rows are over budget
         self._groups: OrderedDict[int, list[dict]] = OrderedDict()
@@ -64,12 +63,12 @@ class FinishedFile:
         unpaid, order = 0, hashlib.sha256()
         with open_parquet(path) as file:
             self.group_rows = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        for row, (id, outcome) in enumerate(read_columns(path, ["id", "outcome"])):
-            order.update(id.encode())
+        for row, (prompt_id, outcome) in enumerate(read_columns(path, ["id", "outcome"])):
+            order.update(prompt_id.encode())
             if OUTCOMES[outcome].resumable:
                 unpaid += 1
             else:
-                self.index.add(id, row)
+                self.rows[prompt_id] = row
         self.order = None if unpaid else order.hexdigest()
         recorded = read_provenance(path).get("totals", {})
         self.totals.input_tokens = recorded.get("input_tokens", 0)
@@ -108,7 +107,17 @@ class FinishedFile:
                 )
                 costs = turns.values.field("cost_usd").to_pylist()
                 ids, outcomes = (batch.column(name).to_pylist() for name in ("id", "outcome"))
-                for row, (id, outcome) in enumerate(zip(ids, outcomes)):
+                for row, (prompt_id, outcome) in enumerate(zip(ids, outcomes)):
                     if not OUTCOMES[outcome].resumable:
                         own = slice(offsets[row], offsets[row + 1])
-                        yield id, outcome, sum(inputs[own]), sum(outputs[own]), sum(costs[own])
+                        yield prompt_id, outcome, sum(inputs[own]), sum(outputs[own]), sum(costs[own])
+
+
+def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
+    """(prompt tokens, output tokens, US dollars) of a prompt's turns."""
+    input_tokens, output_tokens, cost = 0, 0, 0.0
+    for turn in turns:
+        input_tokens += len(turn.prompt_ids)
+        output_tokens += len(turn.output_ids)
+        cost += turn.cost_usd
+    return input_tokens, output_tokens, cost

@@ -23,10 +23,12 @@ from scripts.lib.client.stopping import Stopped, first_trouble, signals
 from scripts.lib.client.supervision import Supervisor
 from scripts.lib.client.transport import HttpTransport, authorization, require_descriptors
 from scripts.lib.client.vouching import Vouching
-from scripts.lib.completions.answers import ShardAnswers, token_counts
+from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.completions.arrivals import ShardArrivals
 from scripts.lib.completions.budget import Account, Amount
 from scripts.lib.completions.dialogue import Dialogue, Step
+from scripts.lib.completions.finished_file import token_counts
+from scripts.lib.completions.finishing import finish
 from scripts.lib.completions.identity import identity
 from scripts.lib.completions.job import ShardJob
 from scripts.lib.completions.payment import Payment
@@ -363,4 +365,4 @@ class Generation:
 
         facts = self.supervisor.facts if self.supervisor else None
         provenance = shard_provenance(self.job, self.target, facts)
-        return self.answers.finish(self.job.prompts, self.job.output, unpaid, provenance)
+        return finish(self.answers, self.job.prompts, self.job.output, unpaid, provenance)

@@ -1,7 +1,7 @@
 """The journal: an append-only file that remembers every answer from the moment that it arrives.
 
-One record per line: `crc32 TAB head TAB body`, head and body being JSON. The head is a short list,
-`[kind, id, ...]`, so that a resume reads a record's name without parsing its thousands of ids. Lines
+One record per line: `crc32 TAB record TAB body`, both being JSON. The record (`journal_records`) is a
+short list, so that a resume reads what a line is without parsing its thousands of ids. Lines
 are written at once (they survive a kill -9 in the page cache) and fsynced in groups by the caller, at
 least every second (a power cut costs at most that). What a crash tore at the end is cut off before
 the first append. One process writes: a lock beside the file, which works on NFS.
@@ -12,29 +12,38 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from scripts.lib.completions.journal_records import Header, Record, from_list, to_list
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.locks import PATIENCE, hold
 
-HEADER = "header"
 # Space that is given up when the disk is full, so that what has already arrived can still be written.
 _RESERVE_BYTES = 8 << 20
 _RESERVE_SHARE = 0.25  # at most this part of what is free
 _PIECE = 1 << 14  # bytes that are read at once, more than most records have
 
 
-def encode(head: list, body: Any) -> bytes:
+class Line(NamedTuple):
+    """A line of a journal: bytes `begin` to `end` of the file. `record` is None where it is damaged."""
+
+    begin: int
+    end: int
+    record: Record | None
+    body: bytes  # JSON
+
+
+def encode(record: Record, body: Any) -> bytes:
     """One line of the journal."""
-    line = b"%b\t%b" % (orjson.dumps(head), orjson.dumps(body))
+    line = b"%b\t%b" % (orjson.dumps(to_list(record)), orjson.dumps(body))
     return b"%08x\t%b\n" % (zlib.crc32(line), line)
 
 
-def decode(line: bytes) -> tuple[list, bytes] | None:
-    """(head, JSON of the body) of a line, or None when it is torn or damaged."""
+def decode(line: bytes) -> tuple[Record, bytes] | None:
+    """(record, JSON of its body) of a line, or None when it is torn or damaged."""
     if len(line) < 12 or line[8:9] != b"\t" or line[-1:] != b"\n":
         return None
     content = line[9:-1]
@@ -42,19 +51,20 @@ def decode(line: bytes) -> tuple[list, bytes] | None:
         if int(line[:8], 16) != zlib.crc32(content):
             return None
         head, _, body = content.partition(b"\t")
-        return orjson.loads(head), body
-    except ValueError:
+        return from_list(orjson.loads(head)), body
+    except (ValueError, LookupError, TypeError):
         return None
 
 
-def scan(path: Path, offset: int = 0) -> Iterator[tuple[int, list | None, bytes]]:
-    """Yield (offset, head, JSON of the body) of each line from `offset` on; head is None where the line is damaged."""
+def scan(path: Path, begin: int = 0) -> Iterator[Line]:
+    """Yield the lines of a journal from byte `begin` on."""
     with open(path, "rb") as file:
-        file.seek(offset)
+        file.seek(begin)
         for line in file:
-            record = decode(line)
-            yield (offset, *record) if record else (offset, None, line)
-            offset += len(line)
+            end = begin + len(line)
+            record, body = decode(line) or (None, line)
+            yield Line(begin, end, record, body)
+            begin = end
 
 
 class Journal:
@@ -84,21 +94,21 @@ class Journal:
             raise
         self._end = 0
 
-    def recover(self, take: Callable[[int, list, bytes], None]) -> None:
-        """Hand every good record to `take(offset, head, body)`, then cut off what a crash tore."""
+    def recover(self, take: Callable[[int, Record, bytes], None]) -> None:
+        """Hand every good record to `take(offset, record, body)`, then cut off what a crash tore."""
         damaged = 0
-        for offset, head, body in scan(self.path):
-            if head is None:
+        for begin, end, record, body in scan(self.path):
+            if record is None:
                 damaged += 1
                 continue
-            if head[0] == HEADER:
+            if isinstance(record, Header):
                 self.recorded = orjson.loads(body)
             else:
-                take(offset, head, body)
+                take(begin, record, body)
             # Lines after this one that are all damaged are the torn tail, not damage.
             self.damaged += damaged
             damaged = 0
-            self._end = offset + 10 + len(orjson.dumps(head)) + len(body) + 1
+            self._end = end
         if os.fstat(self._file).st_size > self._end:
             os.ftruncate(self._file, self._end)
             os.fsync(self._file)
@@ -110,7 +120,7 @@ class Journal:
                 raise UserError(
                     f"{self.path}: its first line is damaged: move the file away; its prompts are asked again"
                 )
-            self._append_now(encode([HEADER, ""], self.identity))
+            self._append_now(encode(Header(), self.identity))
             self.recorded = self.identity
             self.sync()
             durable.fsync_directory(self.path.parent)
@@ -119,16 +129,16 @@ class Journal:
     @property
     def empty(self) -> bool:
         """Whether there is nothing in it but the header."""
-        return self._end <= len(encode([HEADER, ""], self.recorded or {}))
+        return self._end <= len(encode(Header(), self.recorded or {}))
 
     @property
     def position(self) -> int:
         """Where the next record will begin."""
         return self._end + sum(map(len, self._pending))
 
-    def append(self, head: list, body: Any) -> None:
+    def append(self, record: Record, body: Any) -> None:
         """Add a record: written now, before anybody sends the next request, and fsynced by the next `sync`."""
-        self._pending.append(encode(head, body))
+        self._pending.append(encode(record, body))
         self.write()
 
     def write(self) -> None:
@@ -180,7 +190,7 @@ class Journal:
 
     def replace(self, lines: list[bytes]) -> None:
         """Start a new file with these lines in one step, after the old records were made durable elsewhere."""
-        data = b"".join([encode([HEADER, ""], self.identity), *lines])
+        data = b"".join([encode(Header(), self.identity), *lines])
         durable.write_bytes(self.path, data)
         os.close(self._file)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.completions import answers as module
-from scripts.lib.completions import finished_file
-from scripts.lib.completions.answers import ShardAnswers, conversation, link
-from scripts.lib.completions.id_index import IdIndex
+from scripts.lib.completions import finished_file, finishing
+from scripts.lib.completions.answers import ShardAnswers
+from scripts.lib.completions.finishing import conversation, finish, link
 from scripts.lib.completions.journal import scan
+from scripts.lib.completions.journal_records import Done
 from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
@@ -58,7 +58,7 @@ class Shard:
             if len(asked) < budget:
                 answered.done(completion(one), 3, 11, 0.5)
                 asked.append(one.key)
-        answered.finish(self.prompts, self.output, lambda id: "used up", {"engine": "x"})
+        finish(answered, self.prompts, self.output, lambda id: "used up", {"engine": "x"})
         answered.close()
         return asked
 
@@ -153,9 +153,8 @@ def test_killed_while_finishing_nothing_is_asked_again(shard, monkeypatch, momen
     def die(*arguments, **named):
         raise KeyboardInterrupt
 
-    victim = (module, "link") if moment == "link" else (ShardAnswers, f"_{moment}")
     with monkeypatch.context() as patch:
-        patch.setattr(*victim, die)
+        patch.setattr(finishing, moment, die)
         with pytest.raises(KeyboardInterrupt):
             shard.run("abc")
     assert not shard.output.exists()
@@ -193,7 +192,7 @@ def test_turns_of_a_conversation_that_ran_out_of_budget_are_kept(shard):
     answered.turn(rows[0].id, turn("a", 0))
     answered.part(rows[0].id, turn("a", 1))
     answered.done(completion(rows[1]), 3, 11, 0.5)
-    answered.finish(shard.prompts, shard.output, lambda id: "used up", {})
+    finish(answered, shard.prompts, shard.output, lambda id: "used up", {})
     answered.close()
     answered = shard.open()
     partial = answered.partial[rows[0].id]
@@ -231,8 +230,12 @@ def test_void_answers_are_asked_again(shard):
     answered.done(completion(looped, "repetition", turns=0), 0, 0, 0.0, broken)
     answered.done(completion(failed, "exhausted", turns=0), 0, 0, 0.0)
     counts, under_way = answered.void(broken, since)
-    assert {ids[id]: outcome for id, (outcome, *_) in counts.items()} == {"b": "ok", "e": "ok", "f": "repetition"}
-    assert counts[mine.id] == ("ok", 3, 11, 0.5)
+    assert {ids[prompt_id]: done.outcome for prompt_id, done in counts.items()} == {
+        "b": "ok",
+        "e": "ok",
+        "f": "repetition",
+    }
+    assert counts[mine.id] == Done(mine.id, "ok", 3, 11, 0.5, broken)
     assert under_way == {begun.id}
     assert answered.void(broken, since) == ({}, set())
     answered.close()
@@ -263,8 +266,8 @@ def test_what_was_voided_stays_so_though_it_stands_in_the_finished_file(shard, m
     for row in rows:
         answered.done(completion(row), 3, 11, 0.5, "http://broken")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ShardAnswers, "_empty_journal", lambda self: exec("raise KeyboardInterrupt"))
-        answered.finish(shard.prompts, shard.output, lambda id: None, {})
+        patch.setattr(finishing, "empty_journal", lambda answers: exec("raise KeyboardInterrupt"))
+        finish(answered, shard.prompts, shard.output, lambda id: None, {})
     answered.close()
     rows = shard.write(*"abcd")
     answered = shard.open()
@@ -291,7 +294,7 @@ def test_a_prompt_without_outcome_is_an_error_not_a_hole(shard):
     answered = shard.open()
     answered.done(completion(rows[0]), 3, 11, 0.5)
     with pytest.raises(UserError, match=rf"made:b: prompt {rows[1].id} has no outcome"):
-        answered.finish(shard.prompts, shard.output, lambda id: None, {})
+        finish(answered, shard.prompts, shard.output, lambda id: None, {})
     answered.close()
     assert not shard.output.exists()
 
@@ -302,7 +305,7 @@ def test_a_prompt_that_comes_twice_is_an_error(shard):
     for one in read_prompts(shard.prompts, lambda id: True):
         answered.done(completion(one), 3, 11, 0.5)
     with pytest.raises(UserError, match="1 different prompts, 2 outcomes"):
-        answered.finish(shard.prompts, shard.output, lambda id: None, {})
+        finish(answered, shard.prompts, shard.output, lambda id: None, {})
     answered.close()
 
 
@@ -326,8 +329,8 @@ def test_other_settings_are_fine_while_nothing_was_answered(shard):
     other = {"sampling": {"temperature": 1.0}, "max_tokens": 64}
     shard.open().close()
     shard.open(other).close()
-    ((_, _, body),) = scan(shard.state / "journals/d/000.journal")
-    assert b'"temperature":1.0' in body
+    (line,) = scan(shard.state / "journals/d/000.journal")
+    assert b'"temperature":1.0' in line.body
 
 
 def test_prompts_are_read_as_they_were_written(tmp_path):
@@ -337,34 +340,6 @@ def test_prompts_are_read_as_they_were_written(tmp_path):
     assert list(read_prompts(tmp_path / "p.parquet", lambda id: True)) == rows
     wanted = {rows[1].id, rows[400].id}
     assert list(read_prompts(tmp_path / "p.parquet", wanted.__contains__)) == [rows[1], rows[400]]
-
-
-def test_index_finds_the_latest_and_nothing_else():
-    index = IdIndex()
-    assert index.get("a") is None
-    for number in range(300):
-        index.add(digest(number), number)
-        index.add(f"not hexadecimal {number}", 1000 + number)
-    index.add(digest(7), 7000)
-    index.add(digest(8), -1)
-    assert index.get(digest(7)) == 7000
-    assert digest(8) not in index
-    assert index.get("not hexadecimal 5") == 1005
-    assert digest("other") not in index
-    assert len(index) == 599
-    other = IdIndex()
-    other.add(digest(7), 1)
-    assert other.missing_in(index) == 0
-    assert index.missing_in(other) == 598
-
-
-def test_ids_that_share_a_half_are_told_apart():
-    index = IdIndex()
-    for number in range(50):
-        index.add("0" * 16 + f"{number:016x}", number)
-        index.add(f"{number + 1:016x}" + "0" * 16, 100 + number)
-    assert all(index.get("0" * 16 + f"{number:016x}") == number for number in range(50))
-    assert all(index.get(f"{number + 1:016x}" + "0" * 16) == 100 + number for number in range(50))
 
 
 def test_conversation_ends_where_the_answers_do():

@@ -6,6 +6,7 @@ import pytest
 
 from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.completions.journal import scan
+from scripts.lib.completions.journal_records import Done
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Completion, Sample, Turn
 from scripts.lib.tokens.completions import from_completion
@@ -66,9 +67,9 @@ def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:
         assert ids[1] not in resumed
         resumed.done(completion(ids[2], 2), 3, 3, 0.0)
         resumed.close()
-        heads = [head for _, head, _ in scan(journal(tmp_path))]
-        assert None not in heads
-        assert [head[1] for head in heads if head and head[0] == "done"] == [ids[0], ids[2]]
+        records = [line.record for line in scan(journal(tmp_path))]
+        assert None not in records
+        assert [record.prompt_id for record in records if isinstance(record, Done)] == [ids[0], ids[2]]
 
 
 def sample(mask: list[int]) -> Sample:

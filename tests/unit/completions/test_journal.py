@@ -3,44 +3,59 @@
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scripts.lib.completions import journal as journal_module
-from scripts.lib.completions.journal import HEADER, Journal, decode, encode, scan
+from scripts.lib.completions.journal import Journal, decode, encode, scan
+from scripts.lib.completions.journal_records import Done, Header, Proven, TurnDone, TurnPart, Void
 from scripts.lib.core.errors import UserError
 
 IDENTITY = {"sampling": {"temperature": 0.7}}
 
 
 def opened(path: Path, identity: dict = IDENTITY, patience: float = 0.0) -> tuple[Journal, list]:
-    """A journal ready for appending, and the heads of the records that it holds."""
-    heads: list = []
+    """A journal ready for appending, and the records that it holds."""
+    held: list = []
     journal = Journal(path, identity, "shard x/000", patience)
-    journal.recover(lambda offset, head, body: heads.append(head))
+    journal.recover(lambda offset, record, body: held.append(record))
     journal.begin()
-    return journal, heads
+    return journal, held
 
 
-@given(st.lists(st.text(max_size=20), max_size=5), st.dictionaries(st.text(max_size=5), st.text(max_size=50)))
-def test_a_line_is_read_as_it_was_written(head, body):
-    line = encode(head, body)
+words, counts = st.text(max_size=20), st.integers(0, 2**40)
+RECORDS = st.one_of(
+    st.builds(Header),
+    st.builds(Done, words, words, counts, counts, st.floats(0, 1e6), words),
+    st.builds(TurnDone, words, words),
+    st.builds(TurnPart, words, words),
+    words.map(Void),
+    st.builds(Void, words, words, counts, counts, st.floats(0, 1e6)),
+    st.builds(Proven, words, counts),
+)
+
+
+@given(RECORDS, st.dictionaries(st.text(max_size=5), st.text(max_size=50)))
+def test_a_line_is_read_as_it_was_written(record, body):
+    line = encode(record, body)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     read = decode(line)
     assert read is not None
-    assert read[0] == head
+    assert (read[0], type(read[0]), orjson.loads(read[1])) == (record, type(record), body)
 
 
 @given(st.integers(min_value=0), st.integers(1, 255))
 def test_any_changed_byte_is_noticed(position, change):
-    line = bytearray(encode(["done", "a"], {"text": "ünïcode", "ids": [1, 2, 3]}))
+    line = bytearray(encode(Done("a", "ok"), {"text": "ünïcode", "ids": [1, 2, 3]}))
     line[position % len(line)] ^= change
     assert decode(bytes(line)) is None or bytes(line).lower() == encode(
-        ["done", "a"], {"text": "ünïcode", "ids": [1, 2, 3]}
+        Done("a", "ok"), {"text": "ünïcode", "ids": [1, 2, 3]}
     )
 
 
@@ -50,30 +65,44 @@ def test_cut_anywhere_the_whole_records_survive_and_appending_goes_on(tmp_path_f
     path = tmp_path_factory.mktemp("journal") / "000.journal"
     journal, _ = opened(path)
     for number in range(5):
-        journal.append(["done", f"id{number}"], {"ids": list(range(number))})
+        journal.append(Done(f"id{number}", "ok"), {"ids": list(range(number))})
     journal.close()
     whole = path.read_bytes()
     kept = cut % (len(whole) + 1)
     os.truncate(path, kept)
     expected = [decode(line)[0] for line in whole[:kept].splitlines(keepends=True) if line.endswith(b"\n")]
 
-    journal, heads = opened(path)
-    assert heads == [head for head in expected if head[0] != HEADER]
-    journal.append(["done", "new"], None)
+    journal, held = opened(path)
+    assert held == [record for record in expected if not isinstance(record, Header)]
+    journal.append(Done("new", "ok"), None)
     journal.close()
-    assert [head for _, head, _ in scan(path)][-1] == ["done", "new"]
-    assert all(head is not None for _, head, _ in scan(path))
+    assert [line.record for line in scan(path)][-1] == Done("new", "ok")
+    assert all(line.record is not None for line in scan(path))
+
+
+def test_records_of_before_are_read_and_those_of_another_program_count_as_damaged():
+    """Journals of earlier versions name no endpoint; a later version's kinds can't be understood."""
+    assert decode(lines(["done", "a", "ok", 3, 11, 0.5]))[0] == Done("a", "ok", 3, 11, 0.5)
+    assert decode(lines(["turn", "a"]))[0] == TurnDone("a")
+    assert decode(lines(["void", "a"]))[0] == Void("a")
+    for strange in (["seen", "a"], ["done"], ["proven", "a", 1, 2], [], {}, None):
+        assert decode(lines(strange)) is None
+
+
+def lines(written) -> bytes:
+    line = b"%b\tnull" % orjson.dumps(written)
+    return b"%08x\t%b\n" % (zlib.crc32(line), line)
 
 
 def test_a_damaged_line_in_the_middle_loses_only_itself(tmp_path):
     path = tmp_path / "000.journal"
     journal, _ = opened(path)
     for name in "abc":
-        journal.append(["done", name], {"text": name * 40})
+        journal.append(Done(name, "ok"), {"text": name * 40})
     journal.close()
     path.write_bytes(path.read_bytes().replace(b"bbbbb", b"bbXbb", 1))
-    journal, heads = opened(path)
-    assert heads == [["done", "a"], ["done", "c"]]
+    journal, held = opened(path)
+    assert held == [Done("a", "ok"), Done("c", "ok")]
     assert journal.damaged == 1
     journal.close()
 
@@ -81,9 +110,9 @@ def test_a_damaged_line_in_the_middle_loses_only_itself(tmp_path):
 def test_a_record_is_read_at_its_offset(tmp_path):
     path = tmp_path / "000.journal"
     journal, _ = opened(path)
-    journal.append(["done", "a"], {"n": 1})
-    journal.append(["done", "b"], {"n": 2})
-    offsets = {head[1]: offset for offset, head, _ in scan(path)}
+    journal.append(Done("a", "ok"), {"n": 1})
+    journal.append(Done("b", "ok"), {"n": 2})
+    offsets = {line.record.prompt_id: line.begin for line in scan(path) if isinstance(line.record, Done)}
     assert journal.read(offsets["b"]) == b'{"n":2}'
     with pytest.raises(UserError, match="changed while the job ran"):
         journal.read(offsets["b"] + 1)
@@ -95,8 +124,8 @@ def test_a_record_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
     path = tmp_path / "000.journal"
     journal, _ = opened(path)
     for name in "abc":
-        journal.append(["done", name], None)
-        assert [head[1] for _, head, _ in scan(path)][-1] == name
+        journal.append(Done(name, "ok"), None)
+        assert [line.record for line in scan(path)][-1] == Done(name, "ok")
     journal.close()
 
 
@@ -129,18 +158,18 @@ def test_a_writer_in_another_process_is_refused_until_it_is_killed(tmp_path):
 def test_replacing_keeps_the_lock_and_what_is_given(tmp_path):
     path = tmp_path / "000.journal"
     journal, _ = opened(path)
-    journal.append(["done", "a"], None)
+    journal.append(Done("a", "ok"), None)
     assert not journal.empty
-    journal.replace([encode(["turn", "b"], {})])
-    journal.append(["done", "c"], None)
+    journal.replace([encode(TurnDone("b"), {})])
+    journal.append(Done("c", "ok"), None)
     journal.close()
-    assert [head for _, head, _ in scan(path)] == [[HEADER, ""], ["turn", "b"], ["done", "c"]]
+    assert [line.record for line in scan(path)] == [Header(), TurnDone("b"), Done("c", "ok")]
 
 
 def test_without_records_it_is_empty(tmp_path):
     journal, _ = opened(tmp_path / "000.journal")
     assert journal.empty
-    journal.append(["done", "a"], None)
+    journal.append(Done("a", "ok"), None)
     journal.replace([])
     assert journal.empty
     journal.close()
@@ -148,7 +177,7 @@ def test_without_records_it_is_empty(tmp_path):
 
 def test_records_without_a_header_are_not_trusted(tmp_path):
     path = tmp_path / "000.journal"
-    path.write_bytes(b"garbage\n" + encode(["done", "a"], None))
+    path.write_bytes(b"garbage\n" + encode(Done("a", "ok"), None))
     with pytest.raises(UserError, match="first line is damaged"):
         opened(path)
 
@@ -157,7 +186,7 @@ def test_a_full_disk_gives_up_the_reserve_and_loses_nothing(tmp_path, monkeypatc
     """The write fails half done, once: what was half written is cut off, and written again with the reserve's space."""
     path = tmp_path / "000.journal"
     journal, _ = opened(path)
-    journal.append(["done", "a"], None)
+    journal.append(Done("a", "ok"), None)
     write, failed = os.write, []
 
     def full(file, data):
@@ -170,9 +199,9 @@ def test_a_full_disk_gives_up_the_reserve_and_loses_nothing(tmp_path, monkeypatc
     monkeypatch.setattr(journal_module.os, "write", full)
     reserve = path.with_name(".000.journal.reserve")
     assert reserve.stat().st_size > 0
-    journal.append(["done", "b"], {"ids": [1] * 100})
+    journal.append(Done("b", "ok"), {"ids": [1] * 100})
     assert not reserve.exists()
     assert "No space left" in str(journal.problem)
-    journal.append(["done", "c"], None)
+    journal.append(Done("c", "ok"), None)
     journal.close()
-    assert [head for _, head, _ in scan(path)] == [[HEADER, ""], ["done", "a"], ["done", "b"], ["done", "c"]]
+    assert [line.record for line in scan(path)] == [Header(), Done("a", "ok"), Done("b", "ok"), Done("c", "ok")]
