@@ -16,6 +16,9 @@ PAGES = {
 }
 
 
+CANARY = b'"max_new_tokens":48,'  # an answer longer than it asks for would be refused
+
+
 def reply(body: bytes) -> bytes:
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
@@ -52,8 +55,8 @@ class Null(asyncio.Protocol):
                 length = int(head[at + 15 :].split(b"\r\n", 1)[0])
             if len(self.buffer) < end + 4 + length:
                 return
-            self.buffer = self.buffer[end + 4 + length :]
-            page = self.pages.get(head.split(b" ", 2)[1])
+            body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+            page = self.pages.get(CANARY if CANARY in body else head.split(b" ", 2)[1])
             if page is not None:
                 self.transport.write(page)  # type: ignore[attr-defined]
             elif self.delay:
@@ -64,6 +67,7 @@ class Null(asyncio.Protocol):
 
 async def serve(tokens: int, delay: float) -> None:
     pages = {path: reply(orjson.dumps(page)) for path, page in PAGES.items()}
+    pages[CANARY] = reply(answer(24))
     canned = reply(answer(tokens))
     server = await asyncio.get_running_loop().create_server(
         lambda: Null(pages, canned, delay), "127.0.0.1", 0, backlog=4096
