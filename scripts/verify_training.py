@@ -1,14 +1,14 @@
-"""Check the corpus against its manifest: every byte, every sample, every count.
+"""Check the corpus against its manifest: every byte, every sample, every field.
 
 Reads:  {training}, or the folder of any version or backup.
-Prints: one line per problem; exit code 1 when there is one.
+Prints: one line per problem, of one kind at most five and how many more there are; exit code 1 when there is one.
 """
 
 import sys
 
 from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import UserError, entry
-from scripts.lib.training.manifest import verify
+from scripts.lib.training.verify import verify
 
 
 @entry
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     for problem in problems:
         print(problem)
     if problems:
-        raise UserError(f"{arguments.training}: {len(problems)} problems: bring a backup back with restore_training")
+        raise UserError(f"{arguments.training}: {problems.total} problems: bring a backup back with restore_training")
     print(
         f"{arguments.training}: version {manifest.version} is whole: {manifest.totals['rows']} samples, "
         f"{manifest.totals['tokens']} tokens ({manifest.totals['supervised_tokens']} supervised), {len(manifest.parts)} parts, {len(manifest.datasets)} datasets"

@@ -23,15 +23,14 @@ from scripts.lib.core.provenance import differences, digest, same_tokenizer
 from scripts.lib.target.model import FACTS_FILE
 from scripts.lib.training import inputs, versions
 from scripts.lib.training.base_gates import BaseGates, Limits, limits_of
+from scripts.lib.training.counts import COUNTED, labels, per_dataset, tokens_per_row
 from scripts.lib.training.inputs import MergedFile
 from scripts.lib.training.manifest import (
-    COUNTED,
     Input,
     Manifest,
     Part,
-    per_dataset,
     require_whole,
-    token_counts,
+    version_of,
     write_manifest,
 )
 from scripts.lib.training.shuffle import Buckets, ahead, share_keys
@@ -80,7 +79,7 @@ def merge(
         if base:
             settings["base_gates"] = limits.as_settings()
         counted = funnel.funnels(summary, training.parent / "prompts")
-        version = version_of(settings, sources, counted)
+        version = version_of(settings, [(one.name, one.kind, one.sha256) for one in sources], counted)
         directory = versions.corpora(training) / version
         if directory.is_dir():
             manifest = require_whole(directory)
@@ -95,12 +94,6 @@ def merge(
         versions.swap(training, directory)
         say(f"merge: the corpus is in {training}")
     return manifest
-
-
-def version_of(settings: dict, sources: list[MergedFile], funnels: dict) -> str:
-    """The name of the corpus that these inputs make: 16 hex digits."""
-    inputs = [[source.name, source.kind, source.sha256] for source in sources]
-    return digest({"settings": settings, "inputs": inputs, "funnels": funnels})[:16]
 
 
 def _require_space(sources: list[MergedFile], directory: Path) -> None:
@@ -149,7 +142,10 @@ def _build(
         version=version,
         totals={name: sum(getattr(part, name) for part in parts.parts) for name in COUNTED},
         parts=parts.parts,
-        datasets={name: _ledger(counts[name], funnels.get(name)) for name in sorted(counts)},
+        datasets={
+            name: _ledger(counts.get(name, MergeCounts()), funnels.get(name))
+            for name in sorted(counts.keys() | funnels.keys())
+        },
         settings=settings,
         target=target,
         inputs=[
@@ -246,15 +242,14 @@ class PartWriter:
     def add(self, samples: pa.Table, counts: dict[str, MergeCounts]) -> None:
         """Append samples and count them by dataset."""
         for batch in samples.to_batches():
-            lengths, sums = token_counts(batch)
+            lengths, sums = tokens_per_row(batch)
             for name, sizes in per_dataset(batch, lengths, sums):
                 for size, number in sizes.items():
                     setattr(counts[name], size, getattr(counts[name], size) + number)
             for column in ("ids_origin", "outcome"):
-                pairs = pa.table({"dataset": batch["dataset"], "value": batch[column]})
-                for row in pairs.group_by(["dataset", "value"]).aggregate([([], "count_all")]).to_pylist():
-                    of = getattr(counts[row["dataset"]], column)
-                    of[row["value"]] = of.get(row["value"], 0) + row["count_all"]
+                for name, value, rows in labels(batch, column):
+                    of = getattr(counts[name], column)
+                    of[value] = of.get(value, 0) + rows
             running = np.cumsum(lengths)
             start = 0
             while start < len(batch):

@@ -10,7 +10,7 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.stores import open_store
 from scripts.lib.training import versions
 from scripts.lib.training.backup import all_backups, back_up, copy_elsewhere, fetch, names_elsewhere, restore
-from scripts.lib.training.manifest import verify
+from scripts.lib.training.verify import verify
 from tests.corpora import bytes_of, config, corpus
 
 

@@ -15,8 +15,8 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Reject, Sample
 from scripts.lib.training.base_gates import BaseGates, Limits, Tokens, limits_of
 from scripts.lib.training.inputs import base_files, batches
-from scripts.lib.training.manifest import verify
 from scripts.lib.training.merge import merge
+from scripts.lib.training.verify import verify
 from scripts.lib.validated.gates import Gates
 from tests.corpora import TARGET, config, corpus, rows_of, sample, shard, summary_of
 

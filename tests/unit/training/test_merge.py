@@ -9,7 +9,8 @@ from scripts.lib.core import durable, locks, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.training import merge as merge_module
 from scripts.lib.training import versions
-from scripts.lib.training.manifest import read_manifest, verify
+from scripts.lib.training.manifest import read_manifest
+from scripts.lib.training.verify import verify
 from tests.corpora import bytes_of, config, corpus, rows_of, sample, shard, shards, summary_of
 
 
