@@ -1,7 +1,7 @@
 """Snapshot the current corpus before a merge, verified byte by byte.
 
 Reads:  {training}, the link to the current corpus version.
-Writes: {backups}/{time}-{version}/, hard links or copies of the parts; a copy at backup.second_location of the config;
+Writes: {backups}/{time}-{version}/, copies of the parts (hard links with backup.hard_links); a copy at backup.second_location of the config;
         --receipt (JSON), which says so when there is no corpus.
 """
 
@@ -20,10 +20,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = command_line(__file__, __doc__, "config", "training", "backups", "receipt")
     arguments = parser.parse_args(argv)
     config = load_config(*arguments.config)
-    made = back_up(arguments.training, arguments.backups, config.backup.keep, say)
-    if made and config.backup.second_location:
-        store = open_store(config.backup.second_location, config.upload)
-        copy_elsewhere(arguments.backups, made, store, config.backup.keep, say)
+    settings = config.backup
+    made = back_up(arguments.training, arguments.backups, settings.keep, say, hard_links=settings.hard_links)
+    if made and settings.second_location:
+        store = open_store(settings.second_location, config.upload)
+        copy_elsewhere(arguments.backups, made, store, settings.keep, say)
     if arguments.receipt:
         durable.write_json(arguments.receipt, receipt(made))
 

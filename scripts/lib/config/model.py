@@ -350,12 +350,27 @@ class Merge(Section):
     mixed_ids_origin: bool = Field(
         True, description="Allow engine and reconstructed ids in one corpus (both are labelled per sample)."
     )
+    may_shrink: bool = Field(
+        False,
+        description="Let a corpus take the place of one that holds a dataset or a base that it hasn't, or more than twice its samples.",
+        json_schema_extra=OPERATIONAL,
+    )
 
 
 class Backup(Section):
     """Snapshots of the corpus that are taken before each merge."""
 
-    keep: int = Field(5, gt=0, json_schema_extra=OPERATIONAL)
+    keep: int = Field(
+        5,
+        gt=0,
+        description="Backups that are kept. The largest, and the last before a corpus that lost a dataset, its base or half of its samples, stay beyond that.",
+        json_schema_extra=OPERATIONAL,
+    )
+    hard_links: bool = Field(
+        False,
+        description="Hard links to the corpus' own files instead of copies: no time, no space, but a damaged byte of the corpus is damaged in its backup too.",
+        json_schema_extra=OPERATIONAL,
+    )
     second_location: str | None = Field(
         None,
         description="Another folder or fsspec URL that gets a verified copy of each backup.",

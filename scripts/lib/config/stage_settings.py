@@ -51,7 +51,7 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
         return {"validation": config.validation.model_dump(mode="json")}
     if stage == "training":
         return {
-            "merge": config.merge.model_dump(mode="json"),
+            "merge": config.merge.model_dump(mode="json", exclude={"may_shrink"}),
             "weights": {name: dataset.weight for name, dataset in config.datasets.items()},
         }
     if stage == "hidden_states":

@@ -1,6 +1,7 @@
 """Files that survive a crash: written whole under a temporary name, fsynced, renamed."""
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import os
@@ -13,6 +14,7 @@ import orjson
 from scripts.lib.core.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 
 
 def fsync_directory(directory: Path) -> None:
@@ -65,6 +67,40 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except OSError:
         shutil.copyfile(source, destination)
         shutil.copymode(source, destination)
+
+
+def copy(source: Path, destination: Path) -> None:
+    """Make `destination` a file of its own with the bytes and mode of `source`.
+
+    Where the file system can, it shares the blocks until one of the two is written to (`reflink`): no time, no space.
+    """
+    destination.unlink(missing_ok=True)
+    if not reflink(source, destination):
+        shutil.copyfile(source, destination)
+    shutil.copymode(source, destination)
+
+
+def reflink(source: Path, destination: Path) -> bool:
+    """Make `destination` share the blocks of `source` until either changes. False, and no file, where nothing can.
+
+    Btrfs, XFS, bcachefs and ZFS can, and NFS 4.2 on top of them. Each of the others refuses in its own words.
+    """
+    with open(source, "rb") as old, open(destination, "wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+            return True
+        except OSError:
+            destination.unlink()
+            return False
+
+
+def can_reflink(source: Path, folder: Path) -> bool:
+    """Whether `copy` from there to this folder takes no space."""
+    trial = folder / f".reflink.{os.getpid()}{TEMPORARY_SUFFIX}"
+    try:
+        return reflink(source, trial)
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def remove_remains(path: Path | str) -> None:

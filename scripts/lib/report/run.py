@@ -191,11 +191,8 @@ def _is_current(results: Results, datasets: dict[str, DatasetRun]) -> bool:
 def _earlier(results: Results, corpus: Version | None, is_current: bool) -> list[Version]:
     """Corpus versions of earlier runs, the oldest first."""
     versions = [
-        Version(
-            f"the backup of {one.created[:16].replace('T', ' ')}",
-            manifest.read_manifest(results.backups / one.name),
-        )
-        for one in backup.all_backups(results.backups)
+        Version(f"the backup of {one.created[:16].replace('T', ' ')}", told)
+        for one, told in backup.with_manifests(results.backups)
     ]
     if corpus is None:
         return versions

@@ -26,14 +26,17 @@ from scripts.lib.training.base_gates import BaseGates, Limits, limits_of
 from scripts.lib.training.counts import COUNTED, labels, per_dataset, tokens_per_row
 from scripts.lib.training.inputs import MergedFile
 from scripts.lib.training.manifest import (
+    MANIFEST,
     Input,
     Manifest,
     Part,
+    read_manifest,
     require_whole,
     version_of,
     write_manifest,
 )
 from scripts.lib.training.shuffle import Buckets, ahead, share_keys
+from scripts.lib.training.succession import losses
 from scripts.lib.validated import funnel
 
 BUCKET_BYTES = 64 << 20  # Arrow bytes of one hash bucket: the second pass holds a few of them
@@ -64,7 +67,7 @@ def merge(
     reports of prompts beside `training` if there are any. Of two samples with one id the newer wins:
     shards over the base, later files over earlier ones. Nothing is written when a version of the same
     inputs is there. Raises UserError for inputs that don't fit together, when the disk is too small,
-    and when another writer is at work.
+    when the new corpus would lose much of the one in place, and when another writer is at work.
     """
     versions.current(training)
     with versions.writer(training):
@@ -91,9 +94,23 @@ def merge(
                 for note in notes:
                     say(f"merge: {note}")
                 manifest = _build(config, settings, version, sources, counted, (target, notes), limits, folder, say)
+        if not config.merge.may_shrink:
+            _require_successor(training, manifest)
         versions.swap(training, directory)
         say(f"merge: the corpus is in {training}")
     return manifest
+
+
+def _require_successor(training: Path, manifest: Manifest) -> None:
+    """Raise UserError when the corpus in place holds what the new one lost, by a forgotten line of a configuration."""
+    directory = versions.current(training)
+    if directory is None or not (directory / MANIFEST).is_file():
+        return
+    if lost := losses(read_manifest(directory), manifest):
+        raise UserError(
+            f"{training}: {'; '.join(lost)}: version {manifest.version} is made but not put in place: name what is "
+            "missing (datasets, merge.base), or set merge.may_shrink: true to mean it"
+        )
 
 
 def _require_space(sources: list[MergedFile], directory: Path) -> None:

@@ -58,7 +58,7 @@ def writer(training: Path) -> Iterator[None]:
 def clear_remains(folder: Path) -> None:
     """Remove what a killed writer left in `folder` and in the version or backup folders inside it."""
     for remains in [*folder.glob(f".*{STAGING_SUFFIX}"), *folder.glob(f"*/.*{STAGING_SUFFIX}")]:
-        if remains.is_dir():
+        if remains.is_dir() and not remains.is_symlink():
             shutil.rmtree(remains)
         else:
             remains.unlink(missing_ok=True)  # it may have lain in a folder that is gone by now

@@ -1,17 +1,21 @@
 import errno
+import hashlib
+import json
 import os
 import shutil
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
-from scripts.lib.core import locks
+from scripts.lib.core import durable, locks
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.provenance import canonical_json
 from scripts.lib.stores import open_store
 from scripts.lib.training import versions
 from scripts.lib.training.backup import all_backups, back_up, copy_elsewhere, fetch, names_elsewhere, restore
 from scripts.lib.training.verify import verify
-from tests.corpora import bytes_of, config, corpus
+from tests.corpora import bytes_of, config, corpus, shards
 
 
 class Clock:
@@ -36,11 +40,13 @@ def place(tmp_path):
             self.clock = Clock()
             self.said = []
 
-        def merge(self, seed):
-            return corpus(tmp_path, config(seed=seed, rows_per_part=50))
+        def merge(self, seed, datasets=("alpha", "beta"), rows=20, **settings):
+            shutil.rmtree(tmp_path / "validated", ignore_errors=True)
+            paths = shards(tmp_path / "validated", rows, datasets)
+            return corpus(tmp_path, config(datasets, seed=seed, rows_per_part=50, **settings), paths)
 
-        def back_up(self, keep=5):
-            return back_up(self.training, self.backups, keep, self.said.append, self.clock)
+        def back_up(self, keep=5, hard_links=False):
+            return back_up(self.training, self.backups, keep, self.said.append, self.clock, hard_links)
 
         def restore(self, name):
             return restore(self.training, self.backups, name, self.said.append)
@@ -51,8 +57,9 @@ def place(tmp_path):
     return Place()
 
 
+@pytest.mark.parametrize("hard_links", [True, False])
 @pytest.mark.parametrize("links", [True, False])
-def test_a_backup_restores_byte_for_byte(place, monkeypatch, links):
+def test_a_backup_restores_byte_for_byte(place, monkeypatch, links, hard_links):
     if not links:  # as on two file systems, or one without hard links
 
         def refused(*arguments, **options):
@@ -61,7 +68,7 @@ def test_a_backup_restores_byte_for_byte(place, monkeypatch, links):
         monkeypatch.setattr(os, "link", refused)
     place.merge(0)
     before = bytes_of(place.training)
-    made = place.back_up()
+    made = place.back_up(hard_links=hard_links)
     place.merge(1)
     assert bytes_of(place.training) != before
     place.restore(made.name)
@@ -69,11 +76,51 @@ def test_a_backup_restores_byte_for_byte(place, monkeypatch, links):
     assert verify(place.training)[1] == []
 
 
-def test_backups_cost_no_space_where_links_work(place):
+def flip_a_bit(path):
+    """In place, as a failing disk or a careless program does."""
+    path.chmod(0o644)
+    with open(path, "r+b") as file:
+        file.seek(200)
+        byte = file.read(1)[0]
+        file.seek(200)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_flipped_bit_of_the_corpus_is_not_in_its_backup(place):
     place.merge(0)
+    before = bytes_of(place.training)
     made = place.back_up()
+    flip_a_bit(place.training / "part-00000.parquet")
+    assert bytes_of(place.training) != before
+    place.restore(made.name)
+    assert bytes_of(place.training) == before
+    # And the restored corpus shares nothing with the backup either.
+    flip_a_bit(place.training / "part-00000.parquet")
+    place.restore(made.name)
+    assert bytes_of(place.training) == before
+
+
+def test_hard_links_on_request_cost_no_space(place):
+    place.merge(0)
+    made = place.back_up(hard_links=True)
     part = "part-00000.parquet"
     assert (place.backups / made.name / part).samefile(place.training / part)
+    # A backup from a time of links becomes one of copies.
+    place.back_up()
+    assert not (place.backups / made.name / part).samefile(place.training / part)
+    assert verify(place.backups / made.name)[1] == []
+
+
+def test_a_full_disk_is_foreseen(place, monkeypatch):
+    place.merge(0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(durable, "can_reflink", lambda source, folder: False)
+    with pytest.raises(
+        UserError, match=r"the copy of the corpus \(backup\.hard_links: true needs none\) needs .* GB free"
+    ):
+        place.back_up()
+    assert place.names() == []
+    assert place.back_up(hard_links=True)
 
 
 def test_no_corpus_yet(place):
@@ -128,7 +175,7 @@ def test_a_damaged_copy_is_made_good_again(place):
     copy.unlink()
     copy.write_bytes(b"damaged")
     assert place.back_up() == made
-    assert copy.samefile(place.training / "part-00000.parquet")
+    assert copy.read_bytes() == (place.training / "part-00000.parquet").read_bytes()
 
 
 def test_a_damaged_backup_changes_nothing(place):
@@ -182,6 +229,104 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(place, monkeypatch
             place.restore(made.name)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_largest_and_the_last_of_a_lineage_are_never_rotated_away(place, keep):
+    place.merge(0, rows=40)
+    largest = place.back_up(keep).name
+    place.merge(0, rows=25)
+    last_with_beta = place.back_up(keep).name
+    others = []
+    for seed in range(1, 5):
+        place.merge(seed, ("alpha",), rows=25, may_shrink=True)
+        others.append(place.back_up(keep).name)
+    assert place.names() == [largest, last_with_beta, *others[-keep:]]
+
+
+def test_odd_records_block_nothing_and_are_left_alone(place):
+    place.merge(0)
+    good = place.back_up().name
+    odd = {
+        "list": "[]",
+        "empty": "",
+        "20250101T000000Z-0123456789abcdef": '{"name": 1}',
+        "renamed": (place.backups / good / "backup.json").read_text(),
+    }
+    for name, text in odd.items():
+        (place.backups / name).mkdir()
+        (place.backups / name / "backup.json").write_text(text)
+    place.merge(1)
+    made = place.back_up(keep=1).name
+    assert place.names() == [made]
+    assert sorted(path.name for path in place.backups.iterdir()) == sorted([made, *odd])
+    told = [line for line in place.said if line.endswith(": left alone")]
+    assert len(told) == len(odd)
+    assert any(f"renamed/backup.json: is that of {good}: name the folder so again" in line for line in told)
+    with pytest.raises(UserError, match=r"list/backup\.json: not the record of a backup of ours"):
+        place.restore("list")
+
+
+def tampered(place, change):
+    """A backup whose manifest says something else, sealed by somebody who knows how."""
+    place.merge(0)
+    made = place.back_up()
+    folder = place.backups / made.name
+    values = json.loads((folder / "manifest.json").read_text())
+    change(values)
+    values["seal"] = hashlib.sha256(canonical_json({k: v for k, v in values.items() if k != "seal"})).hexdigest()
+    durable.write_json(folder / "manifest.json", values)
+    return made.name, folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values["parts"][0].update(file="../victim.txt"),
+        lambda values: values["parts"][0].update(file="sub/part-00000.parquet"),
+        lambda values: values.update(version="../../escaped"),
+        lambda values: values.update(version="0" * 16),
+        lambda values: values["parts"][0].update(file="part-00000.parquet/"),
+    ],
+)
+def test_a_tampered_manifest_leads_out_of_no_folder(place, tmp_path, change):
+    name, folder = tampered(place, change)
+    (folder.parent / "victim.txt").write_bytes((folder / "part-00000.parquet").read_bytes())
+    (tmp_path / "corpora/victim.txt").write_text("precious")
+    before = bytes_of(place.training)
+    with pytest.raises(UserError, match=r"manifest\.json: (not a manifest of ours|is that of another version)"):
+        place.restore(name)
+    assert (tmp_path / "corpora/victim.txt").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backups", "corpora", "training", "validated"]
+    assert bytes_of(place.training) == before
+
+
+def test_links_lead_nowhere(place, tmp_path):
+    place.merge(0)
+    before = bytes_of(place.training)
+    version = place.training.resolve()
+    made = place.back_up()
+    # A part that is a link in the backup becomes a file of its own.
+    part = place.backups / made.name / "part-00000.parquet"
+    part.rename(tmp_path / "elsewhere.parquet")
+    part.symlink_to(tmp_path / "elsewhere.parquet")
+    shutil.rmtree(version)
+    place.restore(made.name)
+    assert not (place.training / "part-00000.parquet").is_symlink()
+    assert bytes_of(place.training) == before
+    # A version that is a link is not written through.
+    (tmp_path / "outside").mkdir()
+    shutil.rmtree(version)
+    version.symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a link, which leads elsewhere"):
+        place.restore(made.name)
+    assert list((tmp_path / "outside").iterdir()) == []
+    # A part that is a folder or a pipe is damage, not a traceback or an endless read.
+    version.unlink()
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(UserError, match=r"part-00000\.parquet: is not a file"):
+        place.restore(made.name)
+
+
 @pytest.fixture
 def elsewhere(tmp_path):
     return open_store(str(tmp_path / "other-disk"))
@@ -224,3 +369,29 @@ def test_a_damaged_copy_elsewhere_is_not_taken(place, elsewhere, tmp_path):
     assert place.names() == []
     with pytest.raises(UserError, match=f"there is no backup 'x'; there are: {made.name}"):
         fetch(elsewhere, "x", place.backups, place.said.append)
+
+
+def test_other_peoples_folders_elsewhere_are_neither_listed_nor_removed(place, elsewhere, tmp_path):
+    for name in ("project", "..x", "20260101T000001Z-0123456789abcdeF"):
+        (tmp_path / "other-disk" / name).mkdir(parents=True)
+        (tmp_path / "other-disk" / name / "backup.json").write_text("{}")
+    for seed in range(2):
+        place.merge(seed)
+        made = place.back_up()
+        copy_elsewhere(place.backups, made, elsewhere, 1, place.said.append)
+    assert names_elsewhere(elsewhere) == [made.name]
+    assert (tmp_path / "other-disk/project/backup.json").read_text() == "{}"
+
+
+def test_a_tampered_copy_elsewhere_writes_nothing_outside(place, elsewhere, tmp_path):
+    place.merge(0)
+    made = place.back_up()
+    copy_elsewhere(place.backups, made, elsewhere, 2, place.said.append)
+    path = tmp_path / "other-disk" / made.name / "manifest.json"
+    values = json.loads(path.read_text())
+    values["parts"][0]["file"] = "../../escaped.parquet"
+    path.write_text(json.dumps(values))
+    shutil.rmtree(place.backups)
+    with pytest.raises(UserError, match=r"not a manifest of ours: parts\.0\.file"):
+        fetch(elsewhere, made.name, place.backups, place.said.append)
+    assert not [*tmp_path.glob("escaped*"), *place.backups.iterdir()]

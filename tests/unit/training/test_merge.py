@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 
 import pyarrow as pa
@@ -293,3 +294,27 @@ def test_a_missing_or_foreign_summary_stops_the_merge(tmp_path):
     forgotten = [path for path in paths if path.parent.name == "alpha"]
     with pytest.raises(UserError, match="the shards of beta hold 0 samples, the summary of validation says 40 passed"):
         corpus(tmp_path, paths=forgotten, summary=summary_of(paths))
+
+
+def test_a_corpus_that_lost_much_takes_the_place_of_no_other(tmp_path):
+    base = corpus(tmp_path / "old", config(("old",)), shards(tmp_path / "old/validated", 10, ("old",)))
+    folder = str(tmp_path / "old/training")
+    both = shards(tmp_path / "validated")
+    first = corpus(tmp_path, config(base=folder), both)
+    alpha = both[:2]
+    cases = [
+        (config(), both, "the dataset old (20 samples) is gone; its base (20 samples) is gone"),
+        (config(("alpha",), base=folder), alpha, "the dataset beta (40 samples) is gone"),
+        (config(weights={"alpha": 0.1, "beta": 0.1}, base=folder), both, "samples are left of 100"),
+    ]
+    for settings, paths, told in cases:
+        with pytest.raises(UserError, match=re.escape(told) + r".*made but not put in place.*merge\.may_shrink: true"):
+            corpus(tmp_path, settings, paths)
+        assert read_manifest(tmp_path / "training") == first
+    meant = corpus(tmp_path, config(("alpha",), may_shrink=True), alpha)
+    assert read_manifest(tmp_path / "training") == meant
+    assert base.totals["rows"] == 20
+
+
+def test_what_is_meant_makes_no_other_version(tmp_path):
+    assert corpus(tmp_path).version == corpus(tmp_path, config(may_shrink=True)).version
