@@ -1,5 +1,6 @@
 """Print samples with their supervised tokens marked."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from rich.console import Console
 
 from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import UserError, entry
+from scripts.lib.core.screen import visible
 from scripts.lib.report.show import find_samples, show
 from scripts.lib.target.model import load_target
 
@@ -32,13 +34,15 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(
             f"{arguments.target}: nothing has run yet: `snakemake --cores 8 merge_training` makes the corpus"
         )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters shows the others so
     target = load_target(arguments.target)
     samples = find_samples(arguments.paths, arguments.dataset, arguments.id, arguments.skip, arguments.number)
     if not show(Console(highlight=False, soft_wrap=True), samples, target, arguments.ids):
         where = ", ".join(map(str, arguments.paths))
         if arguments.dataset or arguments.id or arguments.skip:
             raise UserError(f"{where}: no sample matches")
-        print(f"{where}: holds no samples")
+        print(f"{visible(where)}: holds no samples")
 
 
 if __name__ == "__main__":

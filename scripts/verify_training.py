@@ -8,6 +8,7 @@ import sys
 
 from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import UserError, entry
+from scripts.lib.core.screen import visible
 from scripts.lib.training.verify import verify
 
 
@@ -17,11 +18,11 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     manifest, problems = verify(arguments.training)
     for problem in problems:
-        print(problem)
+        print(visible(problem))
     if problems:
         raise UserError(f"{arguments.training}: {problems.total} problems: bring a backup back with restore_training")
     print(
-        f"{arguments.training}: version {manifest.version} is whole: {manifest.totals['rows']} samples, "
+        f"{visible(str(arguments.training))}: version {manifest.version} is whole: {manifest.totals['rows']} samples, "
         f"{manifest.totals['tokens']} tokens ({manifest.totals['supervised_tokens']} supervised), {len(manifest.parts)} parts, {len(manifest.datasets)} datasets"
     )
 

@@ -11,11 +11,13 @@ from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from scripts.lib.completions.progress import Figures, RunProgress
 from scripts.lib.core import durable
 from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import UserError, entry
+from scripts.lib.core.screen import visible_line
 from scripts.lib.core.units import duration, short
 
 
@@ -74,7 +76,7 @@ def table(progress: RunProgress) -> Table:
     for header, footer in zip(headers, total):
         made.add_column(header, justify="right", footer=footer, no_wrap=True)
     for name, texts in cells.items():
-        made.add_row(name, *texts)
+        made.add_row(Text(visible_line(name)), *texts)
     return made
 
 

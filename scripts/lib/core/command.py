@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib.core.paths import Results
+from scripts.lib.core.screen import visible
 
 _RESULTS = Results(Path("results"))
 
@@ -50,5 +51,5 @@ def say(line: str) -> None:
     A reader that has gone (tee, a terminal) doesn't stop the work.
     """
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{visible(line)}\n")
         sys.stderr.flush()

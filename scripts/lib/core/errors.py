@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+from scripts.lib.core.screen import visible
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ACCESS = (errno.EROFS, errno.EACCES)
 
@@ -31,7 +33,7 @@ def entry(main: Callable[..., None]) -> Callable[..., int]:
         try:
             main(argv)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {visible(str(error))}", file=sys.stderr, flush=True)
             return 1
         except BrokenPipeError:
             # The reader (head, less) went away: not an error. Keep the interpreter from
@@ -40,7 +42,7 @@ def entry(main: Callable[..., None]) -> Callable[..., int]:
         except OSError as error:
             if error.errno not in DISK_FULL + NO_ACCESS:
                 raise
-            print(f"error: {explain(error)}", file=sys.stderr, flush=True)
+            print(f"error: {visible(explain(error))}", file=sys.stderr, flush=True)
             return 1
         except KeyboardInterrupt:
             return 128 + signal.SIGINT

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from scripts.lib.core.records import Sample, open_parquet
 from scripts.lib.report.run import DatasetRun, Run
-from scripts.lib.report.show import find_samples, heading, spans
+from scripts.lib.report.show import decoded_text, find_samples, heading, spans
 from scripts.lib.target.model import Target, load_target
 
 LONGEST = 1400  # characters of one span; of a longer one its start and end are shown
@@ -61,7 +61,7 @@ def _first(one: DatasetRun) -> Sample | None:
 
 
 def _span(target: Target, mask: int, ids: list[int]) -> Span:
-    text = target.decode(ids)
+    text = decoded_text(target, ids)
     if len(text) <= LONGEST:
         return Span(text, bool(mask))
     head, tail = text[: LONGEST * 2 // 3], text[-LONGEST // 3 :]

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Reject, Sample, columns_of, from_dict, open_parquet
+from scripts.lib.core.screen import visible, visible_line
 from scripts.lib.target.model import Target
 
 SUPERVISED = "bold green"
@@ -79,14 +80,22 @@ def heading(sample: Sample) -> str:
         parts.append("flags " + ", ".join(sample.flags))
     if isinstance(sample, Reject):
         parts.append(f"REJECTED by {sample.check}: {sample.detail}")
-    return " · ".join(parts)
+    return visible_line(" · ".join(parts))
+
+
+def decoded_text(target: Target, ids: list[int]) -> str:
+    """The text of ids; those that no tokenizer knows (rejects may hold them) as `<id 99>`."""
+    known = itertools.groupby(ids, key=lambda token: 0 <= token < target.vocab_size)
+    return "".join(
+        target.decode(list(run)) if decodable else "".join(f"<id {token}>" for token in run) for decodable, run in known
+    )
 
 
 def marked_text(sample: Sample, target: Target, colour: bool) -> Text:
     """The decoded sample: supervised spans bold green, or between ⟦ and ⟧ without colours."""
     text = Text()
     for mask, ids in spans(sample):
-        decoded = target.decode(ids)
+        decoded = visible(decoded_text(target, ids))
         if not colour and mask:
             decoded = OPEN + decoded + CLOSE
         text.append(decoded, style=SUPERVISED if mask else MASKED)
@@ -98,7 +107,11 @@ def token_table(sample: Sample, target: Target) -> Table:
     table = Table("position", "id", "mask", "token", box=None, pad_edge=False)
     for position, (token, mask) in enumerate(zip(sample.input_ids, sample.loss_mask)):
         table.add_row(
-            str(position), str(token), str(mask), repr(target.decode([token])), style=SUPERVISED if mask else MASKED
+            str(position),
+            str(token),
+            str(mask),
+            Text(repr(decoded_text(target, [token]))),  # as it is: `[/INST]` is no markup
+            style=SUPERVISED if mask else MASKED,
         )
     return table
 

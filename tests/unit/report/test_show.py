@@ -1,20 +1,37 @@
 """What `show` finds and how it marks the supervised tokens."""
 
 import io
+import os
+import re
+import subprocess
+import sys
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
 
+from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Reject, Sample, write_rows
 from scripts.lib.report.show import find_samples, heading, sample_files, show, spans
+from scripts.lib.target.prepare import prepare_target
 
 
 class Letters:
-    """Stands in for a target: id n is the n-th letter. Only `decode` matters here."""
+    """Stands in for a target: id n is the n-th letter, or one of a few texts. Only `decode` matters here."""
+
+    vocab_size = 40
+    others: ClassVar = {
+        26: "\x1b]0;PWN\x07",
+        27: "\x9b2J",
+        28: "\u202edrawkcab",
+        29: "[bold]",
+        30: "[/INST]",
+        31: "\r\x7f",
+    }
 
     def decode(self, ids):
-        return "".join(chr(ord("a") + token) for token in ids)
+        return "".join(self.others.get(token) or chr(ord("a") + token) for token in ids)
 
 
 def sample(name, dataset="d", ids=(0, 1, 2, 3), mask=(0, 0, 1, 1), kind=Sample, **more):
@@ -74,3 +91,50 @@ def test_wrong_paths_are_named(tmp_path):
         sample_files(tmp_path / "absent")
     with pytest.raises(UserError, match="holds no Parquet files of samples"):
         sample_files(tmp_path)
+
+
+def shown(samples, ids=False, **console):
+    out = io.StringIO()
+    show(Console(file=out, soft_wrap=True, width=80, **console), iter(samples), Letters(), ids)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("colours", [{"color_system": None}, {"color_system": "truecolor", "force_terminal": True}])
+def test_what_the_model_said_does_not_steer_the_terminal(ids, colours):
+    text = shown([sample("aa", ids=(0, 26, 27, 28, 31, 1), mask=(0, 1, 1, 1, 1, 1))], ids, **colours)
+    left = re.sub(r"\x1b\[[0-9;]*m", "", text)  # colours of our own
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", left)
+    if not ids:
+        assert "␛]0;PWN␇<U+009B>2J<U+202E>drawkcab␍␡b" in left.replace("⟦", "").replace("⟧", "")
+
+
+def test_facts_about_a_sample_do_neither():
+    odd = sample(
+        "a\x1b[2J", dataset="d\nx", kind=Reject, check="\x07", detail="two\nlines\x1b]0;x\x07", flags=["\u202e"]
+    )
+    text = shown([odd], color_system=None)
+    assert text.splitlines()[0] == (
+        "── a␛[2J · d␊x · 4 tokens, 2 supervised · outcome ok · ids engine · flags <U+202E> · "
+        "REJECTED by ␇: two␊lines␛]0;x␇"
+    )
+
+
+def test_tokens_that_look_like_markup_are_shown_as_they_are():
+    rows = shown([sample("aa", ids=(29, 30), mask=(1, 1))], ids=True, color_system=None).splitlines()
+    assert [row.split()[-1] for row in rows[2:]] == ["'[bold]'", "'[/INST]'"]
+
+
+def test_rejects_with_ids_that_nobody_knows_are_shown():
+    assert "a<id -100><id 40>b" in shown([sample("aa", ids=(0, -100, 40, 1), mask=(0, 0, 0, 0))], color_system=None)
+
+
+def test_a_terminal_that_knows_few_characters(folder, tmp_path):
+    settings = parse_config({"datasets": {"alpha": {"class": "B", "source": "x"}}}, "test")
+    prepare_target(settings, tmp_path / "target")
+    ended = subprocess.run(
+        [sys.executable, "-m", "scripts.show", str(folder / "d"), "--target", str(tmp_path / "target")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"\\u27e6" in ended.stdout
