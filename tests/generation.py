@@ -276,7 +276,6 @@ HARMLESS = (
     None,
     "leading_ws",
     "unasked_encoding",
-    "eos_in_middle",
     "sse_split_utf8",
     "sse_comment",
     "usage_missing",

@@ -509,7 +509,6 @@ CURABLE = (
     "leading_ws",
     "unasked_encoding",
     "broken_finish",
-    "eos_in_middle",
     "400_duplicate_id",
     "sse_comment",
     "sse_split_utf8",

@@ -26,7 +26,6 @@ import httptools
 
 from scripts.lib.client.proxies import Proxy, open_tunnel
 from scripts.lib.engines.base import Call, Reply
-from scripts.lib.engines.values import plain_body
 
 # Below the 5 s after which uvicorn (SGLang, vLLM) and llama.cpp close an idle connection: reusing one
 # that the server is just closing costs a request (aiohttp issues 850, 3609, 9138).
@@ -404,11 +403,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _reply(self) -> Reply | Broken:
         if self._early and self._status < 300:
             return Broken("an answer came before the request was sent", True)
-        body, coding = bytes(self._body), self._headers.get("content-encoding", "")
-        if coding and (plain := plain_body(coding, body)) is not None:  # compressed though nobody asked for it
-            body = plain
-            del self._headers["content-encoding"]
-        return Reply(self._status, self._headers, body)
+        return Reply(self._status, self._headers, bytes(self._body))
 
     def _end(self, result: Reply | Broken) -> None:
         waiting, self._waiting = self._waiting, None

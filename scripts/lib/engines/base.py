@@ -15,6 +15,7 @@ import orjson
 
 from scripts.lib.config.model import Config, Sampling
 from scripts.lib.core.errors import UserError
+from scripts.lib.engines.encodings import plain_body, unknown_encoding
 from scripts.lib.engines.launching import ServerPlan
 from scripts.lib.engines.metrics import MetricNames
 
@@ -108,11 +109,18 @@ class EngineFacts:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """Status, headers (names in lower case) and body of an answered call."""
+    """Status, headers (names in lower case) and body, in plain UTF-8, of an answered call."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    def __post_init__(self) -> None:
+        if self.body[:1] not in _JSON_BEGINS:
+            object.__setattr__(self, "body", plain_body(self.headers, self.body))
+            if "content-encoding" in self.headers and unknown_encoding(self.headers) is None:
+                left = {name: value for name, value in self.headers.items() if name != "content-encoding"}
+                object.__setattr__(self, "headers", left)
 
     def json(self) -> Any:
         """The body as JSON, or None when the call failed or it is not JSON."""
@@ -184,6 +192,7 @@ class Adapter(ABC):
         raise NotImplementedError(f"{self.kind} is never started here")
 
 
+_JSON_BEGINS = (b"{", b"[", b"")
 JSON = {"Content-Type": "application/json"}
 
 

@@ -1,19 +1,15 @@
 """Values of a reply. Any of them may be anything: a server is another program, and there may be a gateway before it."""
 
-import contextlib
-import json
-import zlib
 from typing import Any
 
 import orjson
 
 from scripts.lib.engines.base import Answer, Failure, Reply, Request
+from scripts.lib.engines.encodings import unknown_encoding
 from scripts.lib.engines.request_ids import OURS
 
 _LARGEST_COUNT = 1 << 31  # no context is as long
 _DIGITS = b"0123456789,"
-_MARKED = (b"\xef", b"\xfe", b"\xff")  # first bytes of byte order marks
-_LARGEST_BODY = 256 << 20  # bytes, unpacked
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -65,45 +61,16 @@ def read_object(reply: Reply) -> dict | Failure:
 
     Leading blanks (keep-alive padding of proxies) are legal JSON; HTML and half bodies are not.
     """
-    encoding = reply.headers.get("content-encoding", "")
-    body = plain_body(encoding, reply.body)
-    if body is None:
-        asked = "identity was asked for"
-        return Failure(
-            "fatal", f"the endpoint sends bodies encoded as `{excerpt(encoding)}`, though {asked}", billed=True
-        )
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
-        return Failure("retry", f"HTTP 200 but not JSON: {excerpt(body)}", billed=True)
+        if unknown := unknown_encoding(reply.headers):
+            reason = f"the endpoint sends bodies encoded as `{excerpt(unknown)}`, though identity was asked for"
+            return Failure("fatal", reason, billed=True)
+        return Failure("retry", f"HTTP 200 but not JSON: {excerpt(reply.body)}", billed=True)
     if not isinstance(value, dict):
         return Failure("retry", f"HTTP 200 but no JSON object: {excerpt(reply.body)}", billed=True)
     return value
-
-
-def plain_body(encoding: str, body: bytes) -> bytes | None:
-    """A body in UTF-8, without byte order mark and compression; None where the encoding is an unknown one.
-
-    Gateways compress though they were asked for `identity`, and write other encodings than JSON allows. What is
-    damaged comes back as it is.
-    """
-    for name in reversed(encoding.lower().split(",")):
-        name = name.strip()
-        if name in ("gzip", "x-gzip", "deflate"):
-            body = _decompressed(body)
-        elif name not in ("", "identity"):
-            return None
-    if body[:1] in _MARKED or body[:1] == b"\0":
-        with contextlib.suppress(UnicodeDecodeError):
-            return body.decode(json.detect_encoding(body)).encode()
-    return body
-
-
-def _decompressed(body: bytes) -> bytes:
-    for bits in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # with the header of gzip or zlib; without any
-        with contextlib.suppress(zlib.error):
-            return zlib.decompressobj(bits).decompress(body, _LARGEST_BODY)
-    return body
 
 
 def excerpt(body: bytes | str, length: int = 200) -> str:

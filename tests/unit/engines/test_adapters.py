@@ -493,3 +493,10 @@ def test_more_fields_are_sent_as_configured():
 def test_fields_that_are_not_the_users_are_refused(engine, says):
     with pytest.raises(UserError, match=says):
         adapter(**engine, endpoints=["https://x"])
+
+
+def test_errors_and_probes_are_unpacked_as_well():
+    body = b'{"error": {"message": "This model\'s maximum context length is 2048", "code": 400}}'
+    failure = adapter(kind="sglang").read(request(), Reply(400, {"content-encoding": "gzip"}, gzip.compress(body)), 0.0)
+    assert failure.outcome == "prompt_too_long"
+    assert Reply(200, {}, b"\xef\xbb\xbf" + b'{"version": "1"}').json() == {"version": "1"}
