@@ -1,5 +1,6 @@
 """The fleet lease on real processes: who shares servers, and that nothing is left however a run ends."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from scripts import stop_servers
 from scripts.lib.core import durable
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.fleet import processes
-from scripts.lib.fleet.folder import FleetFolder
+from scripts.lib.fleet.folder import FleetFolder, machine_label
 from scripts.lib.fleet.processes import ended
 from scripts.lib.target.location import embedded_model
 
@@ -413,3 +414,46 @@ def test_a_port_that_somebody_has_taken_is_left_to_them(run: Run) -> None:
         until(lambda: run.servers()[0]["incarnation"] > incarnation and run.servers()[0]["status"] == "ready")
         [[new_url, _]] = job.ask()
     assert new_url != url
+
+
+def test_a_full_temporary_folder_costs_no_server(run: Run) -> None:
+    job = run.job(run.toy())
+    [[url, incarnation]] = job.ask()
+    keeper = run.keeper()
+    full = run.fleet.directory / f".fleet.json.{keeper}"
+    full.symlink_to("/dev/full")  # what the keeper writes there is refused with ENOSPC
+    log = run.state / "servers" / machine_label() / "keeper.log"
+    until(lambda: f"warning: [Errno 28] No space left on device: '{run.fleet.fleet}'" in log.read_text())
+    requests.get(url, timeout=5).raise_for_status()
+    until(lambda: requests.get(url, timeout=5).ok and psutil.pid_exists(keeper))
+    with contextlib.suppress(requests.ConnectionError):
+        requests.post(f"{url}/do/crash", timeout=5)
+    until(lambda: "started on port" in log.read_text().partition("ended with exit code 3")[2])
+    assert job.ask() == [[url, incarnation]]  # the last that could be published
+    full.unlink()
+    until(lambda: run.servers()[0]["incarnation"] > incarnation and run.servers()[0]["status"] == "ready")
+    assert run.keeper() == keeper
+    assert log.read_text().count("No space left on device") == 1
+
+
+@pytest.mark.parametrize(
+    "left", ["", "{", "[]", '{"servers": null}', '{"keeper": 1, "signature": "a", "servers": [{}]}']
+)
+def test_a_fleet_file_that_cannot_be_read_is_made_anew(run: Run, left: str) -> None:
+    run.fleet.fleet.write_text(left)
+    [[url, incarnation]] = run.job(run.toy()).ask()
+    assert (run.servers()[0]["url"], run.servers()[0]["incarnation"]) == (url, incarnation)
+
+
+def test_a_server_whose_log_cannot_be_opened_takes_no_other_along(run: Run) -> None:
+    job = run.job(run.toy(replicas=2, crash_budget=1))
+    until(lambda: [server["status"] for server in run.servers()] == ["ready", "ready"] if job.ask() else None)
+    keeper, log = run.keeper(), Path(run.servers()[0]["log"])
+    log.unlink()
+    log.mkdir()
+    with contextlib.suppress(requests.ConnectionError):
+        requests.post(f"{run.servers()[0]['url']}/do/crash", timeout=5)
+    until(lambda: run.servers()[0]["status"] == "failed")
+    assert "could not be started" in run.servers()[0]["error"]
+    assert job.ask() == [[run.servers()[1]["url"], run.servers()[1]["incarnation"]]]
+    assert run.keeper() == keeper

@@ -12,17 +12,20 @@ meet here are on one machine anyway. The temporary folder and not XDG_RUNTIME_DI
 removes at logout while a run under nohup goes on.
 """
 
+import contextlib
 import os
+import shutil
 import socket
 import stat
-import tempfile
 from pathlib import Path
 
 import orjson
+from pydantic import BaseModel, ValidationError
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.locks import Lock
 from scripts.lib.core.provenance import digest
+from scripts.lib.engines.metrics import EngineMetrics
 
 
 def machine_label() -> str:
@@ -35,15 +38,51 @@ def machine_label() -> str:
     return "-".join(parts)
 
 
+def temporary_folder() -> Path:
+    """TMPDIR or what stands for it, else /tmp.
+
+    Not tempfile's, which goes elsewhere when that is full: the job would start a second fleet there, beside the first.
+    """
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for name in (*named, "/tmp", "/var/tmp"):
+        if name and os.path.isdir(name):
+            return Path(name).absolute()
+    raise UserError("there is no folder for temporary files: set TMPDIR to one on a local disk")
+
+
 def private_directory(path: Path) -> Path:
     """Create `path` for this user only. Raises UserError when it is somebody else's or open to others."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # told below
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UserError(
             f"{path}: must be a folder that only you may enter: remove it, or set TMPDIR to a folder of your own"
         )
     return path
+
+
+class PublishedServer(BaseModel):
+    """What a keeper says about one of its servers."""
+
+    index: int
+    url: str
+    port: int  # that it was ready on last; 0 if it never was
+    incarnation: int  # changes with each start
+    status: str  # starting | ready | restarting | failed | stopped
+    restarts: int
+    error: str | None  # why it went down last, with the last lines of its log
+    log: str
+    pid: int | None
+    metrics: EngineMetrics | None  # while it is ready
+
+
+class PublishedFleet(BaseModel):
+    """fleet.json."""
+
+    keeper: int  # its process
+    signature: str  # of the configuration that its servers are for
+    servers: list[PublishedServer]
 
 
 class FleetFolder:
@@ -62,7 +101,7 @@ class FleetFolder:
     def of(cls, state: Path) -> "FleetFolder":
         """The folder of the run whose state folder is `state`; created when it doesn't exist."""
         key = digest([os.getuid(), machine_label(), str(Path(state).resolve())])
-        base = private_directory(Path(tempfile.gettempdir()) / f"drafter-corpus-{os.getuid()}")
+        base = private_directory(temporary_folder() / f"drafter-corpus-{os.getuid()}")
         return cls(private_directory(base / key))
 
     def keeper_lives(self) -> bool:
@@ -71,14 +110,42 @@ class FleetFolder:
             return not lock.take(shared=True)
 
     def read(self, path: Path) -> dict:
-        """A JSON file of the folder, {} when it isn't there (yet)."""
+        """A JSON file of the folder; {} when it isn't there (yet), or when a power cut or a full disk left no JSON object.
+
+        It is made anew then.
+        """
         try:
-            return orjson.loads(path.read_bytes())
-        except FileNotFoundError:
+            value = orjson.loads(path.read_bytes())
+        except (OSError, ValueError):
             return {}
+        return value if isinstance(value, dict) else {}
+
+    def published(self) -> PublishedFleet | None:
+        """What the keeper says; None when it hasn't said anything (yet), or nothing that can be read."""
+        try:
+            return PublishedFleet(**self.read(self.fleet))
+        except ValidationError:
+            return None
 
     def write(self, path: Path, value: object) -> None:
-        """Replace a JSON file atomically. Not fsynced: after a power cut nobody is left to read it."""
+        """Replace a JSON file atomically. Not fsynced: nothing that it says outlives a power cut.
+
+        Raises OSError that names the file.
+        """
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(orjson.dumps(value))
-        os.replace(temporary, path)
+        try:
+            temporary.write_bytes(orjson.dumps(value))
+            os.replace(temporary, path)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+
+    def remove(self, path: Path) -> None:
+        """Remove whatever is there under the name of one of the files."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+
+    def is_full(self) -> bool:
+        """Whether nothing more can be written here."""
+        return os.statvfs(self.directory).f_bavail == 0

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
+from scripts.lib.core.command import say
 from scripts.lib.core.locks import Lock
 from scripts.lib.engines.base import Call
 from scripts.lib.engines.launching import ServerPlan
@@ -57,6 +58,7 @@ class Keeper:
         ]
         self.published: dict = {}
         self.published_at = 0.0
+        self.unpublished = False  # since the last time that it could be written
 
     def publish(self) -> None:
         """Write the fleet file when something changed; when it is only the load, once a second."""
@@ -64,13 +66,22 @@ class Keeper:
         now = time.monotonic()
         state = {"keeper": os.getpid(), "signature": self.signature, "servers": servers}
         without_load = {**state, "servers": [{**server, "metrics": None} for server in servers]}
-        if without_load != self.published or now - self.published_at >= _PUBLISH:
+        if without_load == self.published and now - self.published_at < _PUBLISH:
+            return
+        # Cleaners of /tmp go by age.
+        for path in (self.folder.keeper_lock, self.folder.leases_lock, self.folder.launch):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        try:
             self.folder.write(self.folder.fleet, state)
-            self.published, self.published_at = without_load, now
-            # Cleaners of /tmp go by age.
-            for path in (self.folder.keeper_lock, self.folder.leases_lock, self.folder.launch):
-                with contextlib.suppress(FileNotFoundError):
-                    os.utime(path)
+        except OSError as error:  # the servers go on: they are well, and the next look tries again
+            if not self.unpublished:
+                say(
+                    f"warning: {error}: jobs learn nothing new about the servers until it can be written; the servers go on"
+                )
+            self.unpublished = True
+            return
+        self.published, self.published_at, self.unpublished = without_load, now, False
 
     async def run(self) -> None:
         """Until no lease has been held for the linger, or SIGTERM."""
@@ -80,7 +91,7 @@ class Keeper:
             loop.add_signal_handler(number, asked.set)
         left = await asyncio.to_thread(processes.sweep, str(self.folder.directory))
         if left:
-            print(f"killed what an earlier keeper left: processes {', '.join(map(str, left))}", flush=True)
+            say(f"killed what an earlier keeper left: processes {', '.join(map(str, left))}")
         # trust_env off: a proxy of the environment has no business between us and the loopback interface.
         async with aiohttp.ClientSession(trust_env=False) as session:
             tasks = [asyncio.create_task(server.supervise(session)) for server in self.servers]
@@ -96,7 +107,7 @@ class Keeper:
                         await asyncio.wait_for(asked.wait(), _LOOK)
                 # Whoever comes now waits for the exclusive lock, that is until the servers are gone and
                 # their GPUs free, and starts the next keeper.
-                print("stopping: " + ("told to" if asked.is_set() else "nobody uses the servers"), flush=True)
+                say("stopping: " + ("told to" if asked.is_set() else "nobody uses the servers"))
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lock-descriptor", type=int, required=True, help="open descriptor of the locked keeper.lock")
     arguments = parser.parse_args(argv)
     folder = FleetFolder(arguments.folder)
-    folder.stop.unlink(missing_ok=True)
+    folder.remove(folder.stop)
     try:
         # Servers don't inherit it: the lock would outlive this process.
         asyncio.run(Keeper(folder, Lock(folder.keeper_lock, arguments.lock_descriptor)).run())

@@ -24,7 +24,7 @@ from scripts.lib.core.paths import State
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.metrics import EngineMetrics
 from scripts.lib.fleet import launch, tickets
-from scripts.lib.fleet.folder import FleetFolder, machine_label
+from scripts.lib.fleet.folder import FleetFolder, PublishedServer, machine_label
 from scripts.lib.fleet.replica import with_project
 from scripts.lib.fleet.server import last_lines
 from scripts.lib.fleet.tickets import Ticket
@@ -70,7 +70,7 @@ class Lease:
         self._ticket: Ticket | None = None  # counts this lease in its lane
         self._keeper: subprocess.Popen | None = None
         self._starts = 0
-        self._warned: set[int] = set()
+        self._warned: set[object] = set()
 
     def join(self) -> None:
         """Take the lease; start a keeper when there is none. Again when the folder was emptied."""
@@ -104,13 +104,14 @@ class Lease:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             servers = self._servers()
-            ready = [Endpoint(s["url"], s["incarnation"]) for s in servers if s["status"] == "ready"]
-            failed = [server for server in servers if server["status"] == "failed"]
-            self._warn(failed)
+            ready = [Endpoint(server.url, server.incarnation) for server in servers if server.status == "ready"]
+            failed = [server for server in servers if server.status == "failed"]
+            for server in failed:
+                self._warn(server.index, f"given up after {server.restarts} restarts: {server.error}")
             if ready:
                 return ready
             if servers and len(failed) == len(servers):
-                raise UserError(f"no server could be kept up: {failed[0]['error']}")
+                raise UserError(f"no server could be kept up: {failed[0].error}")
             if end is not None and time.monotonic() >= end:
                 return []
             time.sleep(_POLL)
@@ -127,8 +128,8 @@ class Lease:
         """Load of each ready server by its URL, at most some seconds old. {} for external endpoints."""
         if self.external:
             return {}
-        servers = self.folder.read(self.folder.fleet).get("servers", [])
-        return {server["url"]: EngineMetrics(**server["metrics"]) for server in servers if server["metrics"]}
+        fleet = self.folder.published()
+        return {server.url: server.metrics for server in fleet.servers if server.metrics} if fleet else {}
 
     def _lane_folder(self) -> Path:
         """Where the tickets of this lane's leases lie.
@@ -138,7 +139,7 @@ class Lease:
         lanes = State(self.state).leases if self.external else self.folder.lanes
         return lanes / urllib.parse.quote(self.lane, safe="")
 
-    def _servers(self) -> list[dict]:
+    def _servers(self) -> list[PublishedServer]:
         """What the keeper says of its servers, [] while it hasn't said anything. Starts a keeper when there is none."""
         if self._lock is None or not self._lock.in_place():
             self.close()
@@ -148,15 +149,19 @@ class Lease:
             self._check_keeper()
             self._start_keeper()
             return []
-        fleet = self.folder.read(self.folder.fleet)
-        return fleet.get("servers", []) if fleet.get("signature") == self.signature else []
+        fleet = self.folder.published()
+        if fleet is None and self.folder.is_full():
+            self._warn(
+                "full",
+                f"{self.folder.directory}: the disk is full: no server can be announced until some space is free",
+            )
+        return fleet.servers if fleet and fleet.signature == self.signature else []
 
-    def _warn(self, failed: list[dict]) -> None:
-        """Say once that a server was given up while others go on."""
-        for server in failed:
-            if server["index"] not in self._warned:
-                self._warned.add(server["index"])
-                say(f"warning: given up after {server['restarts']} restarts: {server['error']}")
+    def _warn(self, about: object, text: str) -> None:
+        """Say it once."""
+        if about not in self._warned:
+            self._warned.add(about)
+            say(f"warning: {text}")
 
     def _join_fleet(self) -> bool:
         """Take the shared lock and see that a keeper of our configuration lives or starts. False: try again."""
@@ -184,10 +189,11 @@ class Lease:
             one_token, plans = adapter.one_token(), launch.plan(self.config, self.target_dir)
             self.logs.mkdir(parents=True, exist_ok=True)
             # A number that no server of this folder had before, so that clients see the change.
-            servers = self.folder.read(self.folder.fleet).get("servers", [])
-            incarnation = max((server["incarnation"] for server in servers), default=0)
-            ports = {server["index"]: server.get("port", 0) for server in servers}
-            self.folder.fleet.unlink(missing_ok=True)
+            last = self.folder.published()
+            servers = last.servers if last else []
+            incarnation = max((server.incarnation for server in servers), default=0)
+            ports = {server.index: server.port for server in servers}
+            self.folder.remove(self.folder.fleet)
             self.folder.write(
                 self.folder.launch,
                 {
@@ -224,7 +230,8 @@ class Lease:
         """Raise UserError when keepers that this lease started don't stay up."""
         if self._keeper is None or self._keeper.poll() is None:
             return
-        died_early = self.folder.read(self.folder.fleet).get("keeper") != self._keeper.pid
+        published = self.folder.published()
+        died_early = published is None or published.keeper != self._keeper.pid
         if died_early or self._starts >= _KEEPER_STARTS:
             log = self.logs / "keeper.log"
             lines = "".join(f"\n  {line}" for line in last_lines(log))

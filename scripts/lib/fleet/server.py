@@ -14,6 +14,8 @@ from pathlib import Path
 
 import aiohttp
 
+from scripts.lib.core.command import say
+from scripts.lib.core.errors import explain
 from scripts.lib.engines.base import Call
 from scripts.lib.engines.launching import PORT, ServerPlan
 from scripts.lib.engines.metrics import EngineMetrics, MetricNames, read_metrics
@@ -52,8 +54,8 @@ def free_port(wanted: int = 0) -> int:
 
 
 def last_lines(path: Path, count: int = _TAIL_LINES) -> list[str]:
-    """The last non-empty lines of a log, [] when there is none."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    """The last non-empty lines of a log, [] when it can't be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 64_000))
         return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()][-count:]
     return []
@@ -111,9 +113,13 @@ class ServerProcess:
                 # Two starts that fail there may be for want of the port, whoever it is that has it.
                 port = free_port(self.port if self._failed_starts < _STARTS_ON_PORT else 0)
                 self._failed_starts += 1
-                self._start(port)
                 began = time.monotonic()
-                reason = await self._until_ready(session)
+                try:
+                    self._start(port)
+                except OSError as error:  # no memory, no more processes, a log that can't be opened
+                    reason = f"could not be started: {explain(error)}"
+                else:
+                    reason = await self._until_ready(session)
                 if reason is None:
                     ever_ready = True
                     self.status, self.error, self.port, self._failed_starts = "ready", None, port, 0
@@ -138,7 +144,7 @@ class ServerProcess:
     def _note(self, text: str) -> None:
         """A line in the keeper's log."""
         now = datetime.now().isoformat(sep=" ", timespec="seconds")
-        print(f"{now} server {self.index}: {text}", flush=True)
+        say(f"{now} server {self.index}: {text}")
 
     def _explain(self, reason: str) -> str:
         lines = "".join(f"\n  {line}" for line in last_lines(self.log))
@@ -163,8 +169,10 @@ class ServerProcess:
         with open(self.log, "ab") as log:
             devices = self.plan.env.get("CUDA_VISIBLE_DEVICES")
             words = [f"CUDA_VISIBLE_DEVICES={devices}", *command] if devices else command
-            log.write(f"=== {datetime.now().isoformat(timespec='seconds')} {' '.join(words)}\n".encode())
-            log.flush()
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(
+                    log.fileno(), f"=== {datetime.now().isoformat(timespec='seconds')} {' '.join(words)}\n".encode()
+                )
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "scripts.lib.fleet.replica", "--", *command],
                 stdin=subprocess.PIPE,

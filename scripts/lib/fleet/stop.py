@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.lib.core.errors import explain
 from scripts.lib.core.paths import State
 from scripts.lib.fleet import processes, tickets
 from scripts.lib.fleet.folder import FleetFolder
@@ -23,7 +24,11 @@ def stop_servers(state: Path, patience: float, say: Callable[[str], None]) -> No
         if using := tickets.live(folder.lanes):
             say(f"the servers stay up: {len(using)} jobs are using them")
             return
-        folder.stop.touch()
+        try:
+            folder.stop.touch()
+        except OSError as error:
+            say(f"the servers can't be told to end, and end by themselves soon: {explain(error)}")
+            return
         if time.monotonic() > end:
             say(f"the servers did not end within {patience:.0f} s; their logs: {State(state).servers}")
             return
