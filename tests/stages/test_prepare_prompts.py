@@ -17,7 +17,7 @@ from scripts import prepare_prompts as entry
 from scripts import prepare_target
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Prompt, read_provenance, read_rows
-from scripts.lib.prompts.candidates import Spool
+from scripts.lib.prompts.candidates import Candidates
 from scripts.lib.prompts.prepare import prepare_prompts
 from scripts.lib.prompts.selection import prompt_key, shard_of
 from scripts.lib.prompts.sources.formats import Conversation
@@ -277,8 +277,8 @@ def test_conversations_and_tokens_of_class_a(run):
             "3 of 3 rows (100%) can't be used, more than cleaning.max_reject_rate 50%: unknown_format x3",
         ),
         ([*asks(8), {}, {}], {"cleaning": {"max_reject_rate": 0.1}}, "a.jsonl:9: columns none"),
-        ([{"foo": "x"}], {"cleaning": {"max_reject_rate": 1}}, "no prompt is left of 1 rows: unknown_format 1"),
-        (asks(1), {"cleaning": {"max_prompt_tokens": 1}}, "no prompt is left of 1 rows: prompt_too_long 1"),
+        ([{"foo": "x"}], {"cleaning": {"max_reject_rate": 1}}, "no prompt is left of 1 rows: unknown_format x1"),
+        (asks(1), {"cleaning": {"max_prompt_tokens": 1}}, "no prompt is left of 1 rows: prompt_too_long x1"),
         (asks(1), {"lanes": {"short": {"max_tokens": 600, "concurrency": 1}}}, "leaves no room for a prompt"),
         (
             asks(1),
@@ -292,7 +292,8 @@ def test_mistakes_are_one_line(run, capfd, rows, sections, message):
     error = capfd.readouterr().err
     assert message in error
     assert len([line for line in error.splitlines() if not line.startswith("a: reading ")]) == 1
-    assert not list(run.output("a").glob("*"))  # neither results nor the file of candidates
+    left = {path.name for path in run.output("a").glob("*")}  # neither results nor the file of candidates
+    assert left == ({"report.json"} if "no prompt is left" in message else set())
 
 
 def test_wrong_format_is_found_before_the_end(run, capfd, monkeypatch):
@@ -312,13 +313,13 @@ def test_candidates_of_a_killed_run_are_replaced(run):
 
 
 def test_full_disk_is_one_line(run, capfd, monkeypatch):
-    opened = Spool.__init__
+    opened = Candidates.__init__
 
     def open_small(self, path):
         opened(self, path)
         self.database.execute("PRAGMA max_page_count=20")  # SQLite's own way to have no more room
 
-    monkeypatch.setattr(Spool, "__init__", open_small)
+    monkeypatch.setattr(Candidates, "__init__", open_small)
     assert run(configured({"source": run.write("a.jsonl", asks(3000))})) == 1
     assert ".candidates.sqlite: database or disk is full: free some space and run again" in capfd.readouterr().err
     assert not list(run.output("a").glob("*"))

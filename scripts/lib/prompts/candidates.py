@@ -32,7 +32,7 @@ class Candidate:
     conversation: Conversation
 
 
-class Spool:
+class Candidates:
     """Candidates, to which of them each key belongs, and the choice. `database` has room for what else must not sit in memory."""
 
     def __init__(self, path: Path):
@@ -132,12 +132,12 @@ class Spool:
 
 
 @contextlib.contextmanager
-def spool(folder: Path) -> Iterator[Spool]:
-    """A spool in `folder`, removed at the end. One at a time. Raises UserError when the disk is full."""
+def candidates_in(folder: Path) -> Iterator[Candidates]:
+    """Candidates on disk in `folder`, removed at the end. One at a time. Raises UserError when the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".candidates.sqlite"
     path.unlink(missing_ok=True)  # of a run that was killed
-    opened = Spool(path)
+    opened = Candidates(path)
     try:
         yield opened
     except sqlite3.OperationalError as error:

@@ -66,7 +66,7 @@ class Cleaner:
 
     def __call__(self, conversation: Conversation) -> tuple[Conversation, set[str]]:
         """(clean conversation, names of CHANGES made). Raises Defect."""
-        changes: set[str] = set()
+        changes: set[str] = set(conversation.changes)
         if conversation.input_ids is not None:
             if self.data_class == "B":
                 raise Defect("missing_field", "class B needs texts, the row holds token ids")
@@ -75,10 +75,10 @@ class Cleaner:
         # An empty system turn says nothing.
         if messages and messages[0].role == "system" and _BLANK.fullmatch(messages[0].content):
             messages = messages[1:]
+        if self.data_class == "A":
+            _split_thoughts(messages)
         messages = self._fitting_turns(messages, conversation.prompts_only, changes)
         for message in messages:
-            if self.data_class == "A" and message.role == "assistant":
-                split_thought(message)
             message.content = self._text(message.content, changes)
             if message.reasoning is not None:
                 message.reasoning = self._text(message.reasoning, changes)
@@ -88,9 +88,14 @@ class Cleaner:
                 self._refuse_control_tokens(message.tool_calls)
         if conversation.tools is not None:
             self._refuse_control_tokens(conversation.tools)
-        if self.data_class == "A" and conversation.turn_weights:
-            changes.add("turn_weights_ignored")
-        return dataclasses.replace(conversation, messages=messages), changes
+        if conversation.template_kwargs is not None:
+            self._refuse_control_tokens(conversation.template_kwargs)
+        answers = [message for message in messages if message.role == "assistant"]
+        if not all(message.trainable for message in answers):
+            if not any(message.trainable for message in answers):
+                raise Defect("not_to_learn", "no answer has a weight")
+            changes.add("not_all_learnt")
+        return dataclasses.replace(conversation, messages=messages, changes=[], unused={}), changes
 
     def _fitting_turns(self, messages: list[Message], prompts_only: bool, changes: set[str]) -> list[Message]:
         """The turns that the class keeps, after checking who speaks when."""
@@ -107,12 +112,7 @@ class Cleaner:
             if len(kept) < len(messages):
                 changes.add("answers_cut")
             return kept
-        while messages and messages[-1].role == "user":
-            messages = messages[:-1]
-            changes.add("unanswered_cut")
-        if not messages or messages[-1].role != "assistant":
-            raise Defect("no_final_answer")
-        return messages
+        return _up_to_last_answer(messages, changes)
 
     def _text(self, text: str, changes: set[str]) -> str:
         if _SUSPICIOUS.search(text):
@@ -146,6 +146,39 @@ class Cleaner:
         if clean != text:
             changes.add("page_residue")
         return clean
+
+
+def _up_to_last_answer(messages: list[Message], changes: set[str]) -> list[Message]:
+    """The conversation without what follows its last answer that says something. Raises Defect `no_final_answer`."""
+    while messages:
+        last = messages[-1]
+        if last.role == "user":
+            messages = messages[:-1]
+            changes.add("unanswered_cut")
+        elif _says_nothing(last) and any(m.role == "assistant" for m in messages[:-1]) and messages[-2].role == "user":
+            messages = messages[:-2]
+            changes.add("last_answer_cut")
+        else:
+            break
+    if not messages or messages[-1].role != "assistant":
+        raise Defect("no_final_answer", "class A needs answers; is this a source of prompts, class B?")
+    return messages
+
+
+def _split_thoughts(messages: list[Message]) -> None:
+    """Thoughts inside answers to their own place. Of a last one that never closes nothing is left, if others are."""
+    answers = [message for message in messages if message.role == "assistant"]
+    for message in answers:
+        try:
+            split_thought(message)
+        except Defect:
+            if message is not answers[-1] or len(answers) == 1:
+                raise
+            message.content = ""
+
+
+def _says_nothing(message: Message) -> bool:
+    return message.role == "assistant" and message.tool_calls is None and bool(_BLANK.fullmatch(message.content))
 
 
 def repaired(text: str, changes: set[str]) -> str:

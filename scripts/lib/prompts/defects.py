@@ -17,6 +17,9 @@ DEFECTS = {
     "media": "images, audio or video",
     "bad_tool_call": "a tool call that is not JSON",
     "bad_tools": "tool definitions that are not JSON",
+    "single_message": "the row is one message of a conversation: join the rows first",
+    "transcript": "a text that opens like a transcript, but can't be split into turns",
+    "turn_weights": "class A: a turn's weight that no mask can follow",
     "bad_tokens": "input_ids and mask don't fit together",
     "shifted_labels": "labels are shifted against input_ids",
     "no_user_turn": "there is no user turn",
@@ -35,6 +38,8 @@ DEFECTS = {
 
 # Fit for use, but not wanted.
 NOT_USED = {
+    "disliked": "class A: an answer that people disliked (KTO)",
+    "not_to_learn": "class A: the source says that none of the answers is to be learnt",
     "filtered": "the preset leaves rows of this kind out",
     "template_error": "the target's chat template refuses the messages",
     "prompt_too_long": "no room for an answer in the context",
@@ -55,7 +60,10 @@ CHANGES = {
     "page_residue": "page counters and copy buttons were removed",
     "neutralised": "control tokens were broken up with a zero-width space",
     "answers_cut": "class B: the answers of the source were left out",
-    "turn_weights_ignored": "per-turn weights of the source were ignored",
+    "turn_weights_ignored": "class A: weights of answers that are neither 0 nor 1 count as 1",
+    "not_all_learnt": "class A: answers that the source says are not to be learnt stay in the prompt, with mask 0",
+    "transcript_split": "a transcript inside a text was split into turns",
+    "last_answer_cut": "class A: a last answer that is blank or an unclosed thought was cut off, with its question",
     "unanswered_cut": "class A: user turns after the last answer were cut off",
 }
 

@@ -8,19 +8,20 @@ candidates in seeded order, drops duplicates, evaluation prompts and prompts tha
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scripts.lib.config.model import Config, Dataset
+from scripts.lib.config.model import Config, Dataset, Fields
 from scripts.lib.config.stage_settings import stage_settings
 from scripts.lib.core import command, durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
 from scripts.lib.core.records import Prompt, open_parquet, with_provenance, write_rows
-from scripts.lib.prompts.candidates import Candidate, Spool, spool
+from scripts.lib.prompts.candidates import Candidate, Candidates, candidates_in
 from scripts.lib.prompts.cleaning import Cleaner
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.selection import (
@@ -33,8 +34,9 @@ from scripts.lib.prompts.selection import (
     shard_of,
 )
 from scripts.lib.prompts.sources import conversation_of, read_rows, source_files
-from scripts.lib.prompts.sources.files import local_file, local_paths
-from scripts.lib.prompts.sources.presets import plan_of
+from scripts.lib.prompts.sources.files import SourceFile, local_file, local_paths
+from scripts.lib.prompts.sources.formats import Conversation, to_conversation
+from scripts.lib.prompts.sources.presets import Plan, plan_of
 from scripts.lib.prompts.tally import EXAMPLES, Tally, summary
 from scripts.lib.target.model import Target, TemplateError
 
@@ -63,13 +65,10 @@ def prepare_prompts(
     dataset = config.datasets[name]
     limit = longest_prompt(config, dataset, target)
     files = source_files(name, dataset)
-    tally = Tally()
-    with spool(output) as candidates:
-        _read(config, name, dataset, target, files, candidates, tally, say)
-        _choose(config, name, dataset, target, limit, earlier, candidates, tally)
-        if not tally.kept and not any(reason.startswith("duplicate") for reason in tally.dropped):
-            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(tally.dropped.items()))
-            raise UserError(f"datasets.{name}: no prompt is left of {tally.rows} rows: {reasons}")
+    with candidates_in(output) as candidates:
+        preparation = _Preparation(config, name, target, limit, candidates, say)
+        preparation.read(files)
+        preparation.choose(earlier)
         provenance = {
             "stage": "prompts",
             "dataset": name,
@@ -78,11 +77,7 @@ def prepare_prompts(
             "sources": [{"name": file.name, **file.describe()} for file in files],
             "code": code_version(),
         }
-        counts = _write(config, name, candidates, output, provenance)
-    report = tally.report(name, dataset.data_class, counts, provenance)
-    durable.write_json(output / "report.json", report)
-    say(summary(report))
-    return report
+        return preparation.finish(output, provenance)
 
 
 def longest_prompt(config: Config, dataset: Dataset, target: Target) -> int:
@@ -99,112 +94,153 @@ def longest_prompt(config: Config, dataset: Dataset, target: Target) -> int:
     return min(room, config.cleaning.max_prompt_tokens or room)
 
 
-def _read(
-    config: Config,
-    name: str,
-    dataset: Dataset,
-    target: Target,
-    files: list,
-    candidates: Spool,
-    tally: Tally,
-    say: Callable[[str], None],
-) -> None:
-    """First pass: every row becomes a candidate or is counted."""
-    plan = plan_of(name, dataset)
-    clean = Cleaner(
-        data_class=dataset.data_class,
-        target=target,
-        neutralise=config.cleaning.control_tokens == "neutralise",
-        blocked_replies=config.cleaning.blocked_replies,
-        page_residue=plan.page_residue,
-    )
-    seed = config.selection.seed
-    for row in read_rows(files, lambda file: say(f"{name}: reading {file.name}")):
-        tally.rows += 1
-        try:
-            conversation, changes = clean(conversation_of(row, plan))
-        except Defect as defect:
-            tally.drop(defect.reason, row.where, defect.detail)
-            if tally.rows == tally.defects == HOPELESS_ROWS and config.cleaning.max_reject_rate < 1:
-                raise UserError(
-                    f"datasets.{name}: none of the first {HOPELESS_ROWS} rows can be used: {tally.first_defects()}"
-                ) from None
-            continue
-        for change in changes:
-            tally.changed[change] = tally.changed.get(change, 0) + 1
-        id = prompt_id(name, conversation)
-        candidates.add(seeded_order(seed, id), id, prompt_key(conversation), row.where, conversation)
-        if tally.rows % ROWS_PER_LINE == 0:
-            say(f"{name}: {tally.rows:,} rows read, {tally.defects:,} unfit")
-    if not tally.rows:
-        raise UserError(f"datasets.{name}.source: no rows in {', '.join(file.name for file in files)}")
-    if tally.defects > config.cleaning.max_reject_rate * tally.rows:
-        raise UserError(
-            f"datasets.{name}: {tally.defects} of {tally.rows} rows ({tally.defects / tally.rows:.0%}) can't be used, "
-            f"more than cleaning.max_reject_rate {config.cleaning.max_reject_rate:.0%}: {tally.first_defects()}; "
-            "mend the rows, name `format` or `fields`, or raise the rate"
+@dataclass
+class _Preparation:
+    """One dataset on its way from rows to shards; `limit` is the most tokens that a first prompt may have."""
+
+    config: Config
+    name: str
+    target: Target
+    limit: int
+    candidates: Candidates
+    say: Callable[[str], None]
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.config.datasets[self.name]
+
+    def read(self, files: list[SourceFile]) -> None:
+        """First pass: every row becomes a candidate or is counted."""
+        plan = plan_of(self.name, self.dataset)
+        clean = self._cleaner(plan)
+        for row in read_rows(files, lambda file: self.say(f"{self.name}: reading {file.name}")):
+            self.tally.rows += 1
+            try:
+                raw = conversation_of(row, plan)
+                conversation, changes = clean(raw)
+            except Defect as defect:
+                self.tally.drop(defect.reason, row.where, defect.detail)
+                self._stop_if_hopeless()
+                continue
+            self.tally.take(conversation, changes, raw.unused)
+            self._add(row.where, conversation)
+            if self.tally.rows % ROWS_PER_LINE == 0:
+                self.say(f"{self.name}: {self.tally.rows:,} rows read, {self.tally.defects:,} unfit")
+        self._require_fit_rows(files)
+
+    def _cleaner(self, plan: Plan) -> Cleaner:
+        return Cleaner(
+            data_class=self.dataset.data_class,
+            target=self.target,
+            neutralise=self.config.cleaning.control_tokens == "neutralise",
+            blocked_replies=self.config.cleaning.blocked_replies,
+            page_residue=plan.page_residue,
         )
 
+    def _add(self, where: str, conversation: Conversation) -> None:
+        id = prompt_id(self.name, conversation)
+        order = seeded_order(self.config.selection.seed, id)
+        self.candidates.add(order, id, prompt_key(conversation), where, conversation)
 
-def _choose(
-    config: Config,
-    name: str,
-    dataset: Dataset,
-    target: Target,
-    limit: int,
-    earlier: Sequence[Path],
-    candidates: Spool,
-    tally: Tally,
-) -> None:
-    """Second pass: keep candidates in seeded order until there are max_samples."""
-    selection = config.selection
-    if selection.deduplicate == "across":
-        for path in earlier:
-            for keys in read_keys(path):
-                candidates.take_earlier(keys)
-    deduplicates = selection.deduplicate != "none"
-    if deduplicates:
-        candidates.find_duplicates()
-    evaluation = None
-    if selection.decontaminate:
-        evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
-    near = NearDuplicates(selection.near_duplicates, candidates.database) if selection.near_duplicates else None
-    wanted = dataset.max_samples or sys.maxsize
-    reached = 0
-    stream = _numbered(name, candidates.in_order())
-    while tally.kept < wanted:
-        # No more than are wanted still: what is beyond them is not looked at.
-        batch = list(itertools.islice(stream, min(BATCH, wanted - tally.kept)))
-        if not batch:
-            break
-        reached += len(batch)
-        fresh = []
-        for id, candidate in batch:
+    def _stop_if_hopeless(self) -> None:
+        tally = self.tally
+        if tally.rows == tally.defects == HOPELESS_ROWS and self.config.cleaning.max_reject_rate < 1:
+            raise UserError(
+                f"datasets.{self.name}: none of the first {HOPELESS_ROWS} rows can be used: {tally.first_reasons()}"
+            )
+
+    def _require_fit_rows(self, files: list[SourceFile]) -> None:
+        tally, most = self.tally, self.config.cleaning.max_reject_rate
+        if not tally.rows:
+            raise UserError(f"datasets.{self.name}.source: no rows in {', '.join(file.name for file in files)}")
+        if tally.defects > most * tally.rows:
+            raise UserError(
+                f"datasets.{self.name}: {tally.defects} of {tally.rows} rows ({tally.defects / tally.rows:.0%}) can't be "
+                f"used, more than cleaning.max_reject_rate {most:.0%}: {tally.first_reasons()}; "
+                "mend the rows, name `format` or `fields`, or raise the rate"
+            )
+
+    def choose(self, earlier: Sequence[Path]) -> None:
+        """Second pass: keep candidates in seeded order until there are max_samples."""
+        refuse = self._sieve(earlier)
+        near = self._near_duplicates()
+        wanted = self.dataset.max_samples or sys.maxsize
+        reached = 0
+        stream = _numbered(self.name, self.candidates.in_order())
+        while self.tally.kept < wanted:
+            # No more than are wanted still: what is beyond them is not looked at.
+            batch = list(itertools.islice(stream, min(BATCH, wanted - self.tally.kept)))
+            if not batch:
+                break
+            reached += len(batch)
+            fresh = []
+            for id, candidate in batch:
+                reason = refuse(candidate)
+                if reason is None:
+                    fresh.append((id, candidate))
+                else:
+                    self.tally.drop(reason, candidate.source, id=id)
+            for (id, candidate), ids in zip(fresh, _first_prompts(fresh, self.target)):
+                self._keep_or_drop(id, candidate, ids, near)
+        rest, examples = self.candidates.not_reached(reached, EXAMPLES)
+        if rest:
+            self.tally.dropped["not_selected"] = rest
+            self.tally.examples["not_selected"] = [{"source": source, "id": id} for source, id in examples]
+        self.candidates.index_choice()
+
+    def _sieve(self, earlier: Sequence[Path]) -> Callable[[Candidate], str | None]:
+        """The function that tells why a candidate is not wanted: its text is used already, or is an evaluation's."""
+        selection, candidates = self.config.selection, self.candidates
+        if selection.deduplicate == "across":
+            for path in earlier:
+                for keys in read_keys(path):
+                    candidates.take_earlier(keys)
+        deduplicates = selection.deduplicate != "none"
+        if deduplicates:
+            candidates.find_duplicates()
+        evaluation = None
+        if selection.decontaminate:
+            evaluation = Decontamination(evaluation_texts(selection.decontaminate), selection.ngram)
+
+        def refuse(candidate: Candidate) -> str | None:
             reason = candidates.duplicate(candidate) if deduplicates else None
             if evaluation and reason is None and evaluation.matches(prompt_texts(candidate.conversation.messages)):
                 reason = "contaminated"
-            if reason is None:
-                fresh.append((id, candidate))
-            else:
-                tally.drop(reason, candidate.source, id=id)
-        for (id, candidate), ids in zip(fresh, _first_prompts(fresh, target)):
-            if isinstance(ids, str):
-                tally.drop("template_error", candidate.source, ids, id)
-            elif (length := len(ids)) > limit:
-                tally.drop("prompt_too_long", candidate.source, f"{length} tokens, at most {limit}", id)
-            elif near is not None and (other := near.add_or_find(id, prompt_texts(candidate.conversation.messages))):
-                tally.drop("near_duplicate", candidate.source, f"like {other}", id)
-            else:
-                kept_ids = ids if dataset.data_class == "B" else None
-                candidates.keep(shard_of(id, config.shards), tally.kept, candidate.number, id, length, kept_ids)
-                tally.kept += 1
-                tally.tokens += length
-                tally.longest = max(tally.longest, length)
-    rest, examples = candidates.not_reached(reached, EXAMPLES)
-    if rest:
-        tally.dropped["not_selected"] = rest
-        tally.examples["not_selected"] = [{"source": source, "id": id} for source, id in examples]
-    candidates.index_choice()
+            return reason
+
+        return refuse
+
+    def _near_duplicates(self) -> NearDuplicates | None:
+        threshold = self.config.selection.near_duplicates
+        return NearDuplicates(threshold, self.candidates.database) if threshold else None
+
+    def _keep_or_drop(self, id: str, candidate: Candidate, ids: list[int] | str, near: NearDuplicates | None) -> None:
+        """`ids` are the first prompt's, or why the template refuses it."""
+        tally, source = self.tally, candidate.source
+        if isinstance(ids, str):
+            tally.drop("template_error", source, ids, id)
+        elif (length := len(ids)) > self.limit:
+            tally.drop("prompt_too_long", source, f"{length} tokens, at most {self.limit}", id)
+        elif near is not None and (other := near.add_or_find(id, prompt_texts(candidate.conversation.messages))):
+            tally.drop("near_duplicate", source, f"like {other}", id)
+        else:
+            kept_ids = ids if self.dataset.data_class == "B" else None
+            shard = shard_of(id, self.config.shards)
+            self.candidates.keep(shard, tally.kept, candidate.number, id, length, kept_ids)
+            tally.keep(length)
+
+    def finish(self, output: Path, provenance: dict[str, Any]) -> dict[str, Any]:
+        """Write shards, keys and report. Raises UserError, with the report there, when no prompt is left."""
+        tally = self.tally
+        none_left = not tally.kept and not any(reason.startswith("duplicate") for reason in tally.dropped)
+        counts = [0] if none_left else _write(self.config, self.name, self.candidates, output, provenance)
+        report = tally.report(self.name, self.dataset.data_class, counts, provenance)
+        durable.write_json(output / "report.json", report)
+        if none_left:
+            raise UserError(f"datasets.{self.name}: no prompt is left of {tally.rows} rows: {tally.first_reasons()}")
+        self.say(summary(report))
+        return report
 
 
 def _numbered(name: str, candidates: Iterator[Candidate]) -> Iterator[tuple[str, Candidate]]:
@@ -239,9 +275,6 @@ def _first_prompts(chosen: list[tuple[str, Candidate]], target: Target) -> list[
 
 def evaluation_texts(paths: Sequence[str]) -> Iterator[str]:
     """The user's turns of evaluation sets, whatever their format. Raises UserError for a file without any."""
-    from scripts.lib.config.model import Fields
-    from scripts.lib.prompts.sources.formats import to_conversation
-
     for path in paths:
         found = 0
         files = [local_file(file) for file in local_paths(path, "selection.decontaminate")]
@@ -249,7 +282,7 @@ def evaluation_texts(paths: Sequence[str]) -> Iterator[str]:
             if row.defect is not None:
                 raise UserError(f"{row.where}: {row.defect.reason}: an evaluation set must be readable as a whole")
             try:
-                texts = prompt_texts(to_conversation(row.value, "auto", Fields()).messages)
+                texts = prompt_texts(to_conversation(row.value, "auto", Fields(), answers=False).messages)
             except Defect as defect:
                 raise UserError(f"{row.where}: {defect.reason} {defect.detail}: not an evaluation prompt") from None
             found += len(texts)
@@ -265,7 +298,7 @@ def read_keys(path: Path) -> Iterator[list[bytes]]:
             yield [bytes.fromhex(key) for key in batch.column(0).to_pylist()]
 
 
-def _write(config: Config, name: str, candidates: Spool, output: Path, provenance: dict) -> list[int]:
+def _write(config: Config, name: str, candidates: Candidates, output: Path, provenance: dict) -> list[int]:
     """Write all shards (also empty ones) and the keys. Returns the rows of each shard."""
 
     def prompts(shard: int) -> Iterator[Prompt]:

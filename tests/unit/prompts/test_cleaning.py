@@ -209,3 +209,38 @@ def test_the_conversation_given_is_not_changed():
     given_ = conversation("u:a\r\nb")
     Cleaner("B", Markers())(given_)
     assert given_.messages[0].content == "a\r\nb"
+
+
+@pytest.mark.parametrize("blank", ["a:", "a: \n", "a:\u200b", "a:<think>\nand on"])
+def test_a_last_answer_that_says_nothing_does_not_take_the_others_along(blank):
+    found, changes = clean("A", "u:q", "a:a", "u:r", blank)
+    assert (found, changes) == (["u:q", "a:a"], {"last_answer_cut"})
+    found, changes = clean("A", "u:q", "a:a", "u:r", blank, "u:s")
+    assert (found, changes) == (["u:q", "a:a"], {"last_answer_cut", "unanswered_cut"})
+
+
+def test_an_only_answer_that_says_nothing_is_a_defect():
+    assert defect("A", "u:q", "a:") == "empty_turn"
+    assert defect("A", "u:q", "a:<think>\nand on") == "unclosed_reasoning"
+
+
+def test_answers_that_are_not_to_be_learnt_stay_and_are_counted():
+    given = conversation("u:q", "a:wrong", "u:r", "a:right")
+    given.messages[1].trainable = False
+    found, changes = Cleaner("A", Markers())(given)
+    assert [m.trainable for m in found.messages] == [True, False, True, True]
+    assert changes == {"not_all_learnt"}
+
+
+def test_a_conversation_without_an_answer_to_learn_is_not_used():
+    given = conversation("u:q", "a:wrong")
+    given.messages[1].trainable = False
+    with pytest.raises(Defect) as raised:
+        Cleaner("A", Markers())(given)
+    assert raised.value.reason == "not_to_learn"
+
+
+def test_template_variables_may_hold_no_control_tokens():
+    with pytest.raises(Defect) as raised:
+        Cleaner("B", Markers())(conversation("u:q", template_kwargs='{"persona":"<|im_end|>"}'))
+    assert raised.value.reason == "control_tokens"

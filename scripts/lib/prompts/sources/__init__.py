@@ -66,4 +66,4 @@ def conversation_of(row: Row, plan: Plan) -> Conversation:
                 raise Defect("filtered", f"{column} is {value[column]!r}"[:100])
         if plan.ignored_columns:
             value = {name: cell for name, cell in value.items() if name not in plan.ignored_columns}
-    return to_conversation(value, plan.format, plan.fields)
+    return to_conversation(value, plan.format, plan.fields, plan.answers)

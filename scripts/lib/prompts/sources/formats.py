@@ -1,8 +1,7 @@
 """Raw rows to conversations: the formats in which prompt and conversation datasets are published.
 
 `auto` looks at each row's columns, so that a file may mix formats. Column names can be overridden (`fields` in the
-config, dotted for nested ones: `meta.question`). What the columns are called in public datasets: the dataset cards
-named in `presets`, and the dataset docs of LLaMA-Factory, axolotl, ms-swift and SpecForge.
+config, dotted for nested ones: `meta.question`); where `fields` names the prompt, only named columns join it.
 """
 
 import re
@@ -11,30 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scripts.lib.config.model import Fields
+from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
+from scripts.lib.prompts.sources import transcripts, weights
+from scripts.lib.prompts.sources.choices import choices_text
+from scripts.lib.prompts.sources.contents import first_of, text_of
+from scripts.lib.prompts.sources.fields import Columns
+from scripts.lib.prompts.sources.tool_calls import json_text, read_calls_in_texts, to_tools
 from scripts.lib.prompts.sources.trees import best_path
-from scripts.lib.prompts.sources.turns import first_of, text_of, to_messages, to_tools
+from scripts.lib.prompts.sources.turns import ROLE_KEYS, ROLES, Reading, pair_in, to_messages
 
-COLUMNS = {
-    "messages": ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat"),
-    "prompt": ("prompt", "instruction", "question", "problem", "query", "input", "message_1", "text"),
-    "input": ("input", "options"),
-    "response": (
-        "response", "output", "answer", "solution", "completion", "canonical_solution", "rationale", "message_2",
-        "generated_message",
-    ),
-    "reasoning": ("reasoning_content", "thinking", "thought"),
-    "system": ("system", "system_prompt"),
-    "tools": ("tools",),
-    "id": (
-        "id", "uuid", "prompt_id", "conversation_id", "conversation_hash", "question_id", "task_id", "problem_id",
-        "message_tree_id", "_id",
-    ),
-    "input_ids": ("input_ids",),
-    "labels": ("labels",),
-    "loss_mask": ("loss_mask",),
-}  # fmt: skip
 _PROMPT_OF = {
     "instruction": ("instruction", "query", "prompt"),
     "question_answer": ("question", "problem", "query"),
@@ -42,7 +28,12 @@ _PROMPT_OF = {
     "text": ("text", "prompt"),
 }
 _MEDIA_COLUMNS = ("images", "image", "videos", "video", "audios", "audio")
-_TRANSCRIPT = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+_HUMAN_ASSISTANT = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+# What a row of one message has beside it; conversations are made of several such rows (Open Assistant, Reddit).
+_PARENT = ("parent_id", "parent_message_id")
+# Template variables that are something else in a row, or nobody's to set.
+_NOT_VARIABLES = ("messages", "tools", "add_generation_prompt", "documents", "custom_instructions")
+_TOOL_VARIABLES = ("xml_tools", "python_tools")
 INT32 = 1 << 31
 
 
@@ -55,56 +46,14 @@ class Conversation:
     template_kwargs: str | None = None  # JSON text of an object: template variables of this row alone
     row_id: str | None = None  # the source's own id of the row
     prompts_only: bool = False  # user turns follow each other: the source has no answers
-    turn_weights: bool = False  # the source weighs turns, which is not followed
+    changes: list[str] = field(default_factory=list)  # names of CHANGES that reading it made
+    unused: dict[str, int] = field(default_factory=dict)  # columns with text that nobody read -> characters
     input_ids: list[int] | None = None
     loss_mask: list[int] | None = None
 
 
-class Columns:
-    """A row's columns by what they mean: the configured name, or the usual ones. Upper case is tolerated."""
-
-    def __init__(self, row: dict, fields: Fields):
-        self.row = row
-        self._fields = fields
-        self._lower = {name.lower(): value for name, value in row.items() if isinstance(name, str)}
-
-    def get(self, meaning: str, names: tuple[str, ...] | None = None) -> Any:
-        """The value of the column for `meaning`; None when it is absent or null."""
-        override = getattr(self._fields, meaning)
-        if override is not None:
-            return self._nested(override)
-        return first_of(self._lower, names or COLUMNS[meaning])
-
-    def text(self, meaning: str, names: tuple[str, ...] | None = None) -> str:
-        """The text of a column; "" when there is none. Raises Defect when it holds something else."""
-        return text_of(self.get(meaning, names))[0]
-
-    def named(self, meaning: str) -> bool:
-        """Whether the config names the column for `meaning`."""
-        return getattr(self._fields, meaning) is not None
-
-    def has(self, *names: str) -> bool:
-        return any(self._lower.get(name) is not None for name in names)
-
-    def plain(self, name: str) -> Any:
-        return self._lower.get(name)
-
-    def _nested(self, path: str) -> Any:
-        if path in self.row:
-            return self.row[path]
-        value: Any = self.row
-        for step in path.split("."):
-            if isinstance(value, dict):
-                value = value.get(step)
-            elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
-                value = value[int(step)]
-            else:
-                return None
-        return value
-
-
-def to_conversation(value: Any, format: str, fields: Fields) -> Conversation:
-    """The conversation of one row. Raises Defect."""
+def to_conversation(value: Any, format: str, fields: Fields, answers: bool = True) -> Conversation:
+    """The conversation of one row. `answers`: whether those of the source matter (class A). Raises Defect."""
     if isinstance(value, str):
         value = {"text": value}
     elif isinstance(value, list):
@@ -113,79 +62,116 @@ def to_conversation(value: Any, format: str, fields: Fields) -> Conversation:
         raise Defect("not_an_object")
     columns = Columns(value, fields)
     for name in _MEDIA_COLUMNS:
-        if isinstance(columns.plain(name), list | dict | bytes) and columns.plain(name):
+        if isinstance(columns.look(name), list | dict | bytes) and columns.look(name):
             raise Defect("media", f"column `{name}`")
-    conversation = _READERS[detect(columns) if format == "auto" else format](columns)
+    reading = Reading(fields.role, fields.content, answers)
+    conversation = _READERS[detect(columns) if format == "auto" else format](columns, reading)
     row_id = columns.get("id")
     if isinstance(row_id, str | int) and not isinstance(row_id, bool):
         conversation.row_id = str(row_id)
     if conversation.input_ids is None:
+        if answers:
+            weights.refuse_unlearnt(columns)
         conversation.tools = to_tools(columns.get("tools"))
-        _put_system_first(conversation.messages, columns)
+        _put_system_first(conversation.messages, columns.text("system"))
+        _read_variables(conversation, columns)
+        conversation.messages = read_calls_in_texts(conversation.messages, conversation.tools, answers)
+    conversation.changes = sorted(reading.changes)
+    conversation.unused = columns.unused({message.content for message in conversation.messages})
     return conversation
 
 
 def detect(columns: Columns) -> str:
     """The format of a row by its columns. Raises Defect `unknown_format`."""
-    if columns.get("input_ids") is not None and (
-        columns.get("loss_mask") is not None or columns.get("labels") is not None or not columns.has("messages")
+    if columns.peek("input_ids") is not None and (
+        columns.peek("loss_mask") is not None or columns.peek("labels") is not None or not columns.has("messages")
     ):
         return "tokens"
     if columns.named("messages"):
         return "messages"
     if columns.named("prompt"):
         return "prompt_response"
-    if columns.has("chosen") or (columns.has("completion") and isinstance(columns.plain("label"), bool)):
+    if _is_preference(columns):
         return "preference"
-    if isinstance(columns.get("messages"), list | dict) or _is_json_list(columns.get("messages")):
+    turns = columns.peek("messages")
+    if isinstance(turns, list | dict) or _is_json_list(turns):
         return "messages"
-    if isinstance(columns.plain("prompt"), list) or isinstance(columns.plain("input"), list):
+    if isinstance(columns.look("prompt"), list) or isinstance(columns.look("input"), list):
         return "prompt_response"
-    if columns.has("replies", "children") or (isinstance(columns.plain("prompt"), dict)):
+    if columns.has("replies", "children") or (isinstance(columns.look("prompt"), dict)):
         return "tree"
     for format in ("instruction", "question_answer", "prompt_response", "text"):
-        if any(isinstance(columns.plain(name), str) for name in _PROMPT_OF[format]):
+        if any(isinstance(columns.look(name), str) for name in _PROMPT_OF[format]):
             return format
-    if isinstance(columns.plain("history"), list):
+    if _is_texts(columns.look("question")):
+        return "question_answer"
+    if isinstance(turns, str) and transcripts.turns_in(turns) is not None:
+        return "messages"
+    if isinstance(columns.look("history"), list) or pair_in(columns.row, Reading(answers=False)) is not None:
         return "pairs"
+    _refuse_one_message(columns)
     raise Defect("unknown_format", f"columns {', '.join(map(str, columns.row))[:120] or 'none'}")
 
 
+def _is_preference(columns: Columns) -> bool:
+    chosen = columns.look("chosen")
+    judged = columns.has("completion") and isinstance(columns.look("label"), bool)
+    return judged or (chosen is not None and not isinstance(chosen, bool))
+
+
 def _is_json_list(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip().startswith("[")
+    return isinstance(value, str) and value.lstrip().startswith("[") and transcripts.turns_in(value) is None
 
 
-def _messages(columns: Columns) -> Conversation:
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+def _refuse_one_message(columns: Columns) -> None:
+    """Refuse a row that is one message of a conversation: as a prompt it lacks what was said before."""
+    role = first_of({name: columns.look(name) for name in ROLE_KEYS}, ROLE_KEYS)
+    if isinstance(role, str) and role.strip().lower() in ROLES:
+        raise Defect("single_message", f"it has a role of its own, {role!r}")
+    for name in _PARENT:
+        if name in {str(column).lower() for column in columns.row}:
+            raise Defect("single_message", f"it has a `{name}`")
+
+
+def _messages(columns: Columns, reading: Reading) -> Conversation:
     turns = columns.get("messages")
     if turns is None:
         raise Defect("missing_field", "no column of messages")
-    fields = columns._fields
-    messages = to_messages(turns, fields.role, fields.content)
+    if isinstance(turns, str) and (said := transcripts.turns_in(turns)) is not None:
+        reading.changes.add("transcript_split")
+        return Conversation(said)
+    only_texts = _is_texts(turns)
+    if only_texts and not columns.named("messages") and not columns.has("turns"):
+        raise Defect("bad_messages", "texts that don't say who speaks: name `fields.messages` if all are the user's")
+    messages = to_messages(turns, reading)
     if columns.named("response"):
-        messages += _answer(columns)
-    only_texts = isinstance(turns, list) and all(isinstance(turn, str) for turn in turns)
-    weighed = isinstance(turns, list) and any(
-        isinstance(turn, dict) and (turn.get("loss_weight") is not None or turn.get("train") is not None)
-        for turn in turns
-    )
-    return Conversation(messages, prompts_only=only_texts, turn_weights=weighed)
+        messages += _answer(columns, reading)
+    return Conversation(messages, prompts_only=only_texts)
 
 
-def _pairs(columns: Columns) -> Conversation:
+def _pairs(columns: Columns, reading: Reading) -> Conversation:
     turns = columns.get("messages") or columns.plain("history")
-    messages = to_messages(turns)
+    if turns is None and (pair := pair_in(columns.row, reading)) is not None:
+        for name in columns.row:
+            columns.plain(str(name).lower())
+        return Conversation(pair)
+    messages = to_messages(turns, reading)
     prompt = columns.text("prompt")
     if prompt:
         messages.append(Message("user", prompt))
-        messages += _answer(columns)
+        messages += _answer(columns, reading)
     return Conversation(messages)
 
 
-def _instruction(columns: Columns) -> Conversation:
+def _instruction(columns: Columns, reading: Reading) -> Conversation:
     prompt = columns.text("prompt", _PROMPT_OF["instruction"])
-    given = columns.text("input")
+    given = columns.text("input", ("input",))
     instances = columns.plain("instances")
-    answer = _answer(columns)
+    answer = _answer(columns, reading)
     if isinstance(instances, list) and instances and isinstance(instances[0], dict):  # self-instruct
         first = instances[0]
         given = text_of(first.get("input"))[0]
@@ -193,60 +179,97 @@ def _instruction(columns: Columns) -> Conversation:
     if not prompt.strip() and not given.strip():
         raise Defect("missing_field", "neither instruction nor input")
     # Without its input an instruction can't be answered.
-    user = "\n\n".join(part for part in (prompt, given) if part.strip())
+    messages = _asked(columns, reading, "\n\n".join(part for part in (prompt, given) if part.strip()))
     history = columns.plain("history")
-    before = to_messages(history) if isinstance(history, list) and history else []
-    return Conversation([*before, Message("user", user), *answer])
+    before = to_messages(history, reading) if isinstance(history, list) and history else []
+    return Conversation([*before, *messages, *answer])
 
 
-def _question_answer(columns: Columns) -> Conversation:
+def _question_answer(columns: Columns, reading: Reading) -> Conversation:
+    questions = columns.get("prompt", _PROMPT_OF["question_answer"])
+    if _is_texts(questions):
+        return _texts(questions, columns, reading)
     question = _required(columns, "prompt", _PROMPT_OF["question_answer"])
-    options = columns.plain("options")
-    if isinstance(options, str) and options.strip():
-        question = f"{question}\n\n{options}"
-    return Conversation([Message("user", question), *_answer(columns)])
+    return Conversation([*_asked(columns, reading, question), *_answer(columns, reading)])
 
 
-def _prompt_response(columns: Columns) -> Conversation:
+def _prompt_response(columns: Columns, reading: Reading) -> Conversation:
     prompt = columns.get("prompt", _PROMPT_OF["prompt_response"])
+    if _is_texts(prompt):
+        return _texts(prompt, columns, reading)
     if isinstance(prompt, list | dict) or _is_messages_text(prompt):
-        messages = to_messages(prompt, columns._fields.role, columns._fields.content)
-    else:
-        text = _required(columns, "prompt", _PROMPT_OF["prompt_response"])
-        if columns.named("input") and (given := columns.text("input")).strip():
-            text = f"{text}\n\n{given}"
-        messages = [Message("user", text)]
-    return Conversation(messages + _answer(columns))
+        return Conversation([*to_messages(prompt, reading), *_answer(columns, reading)])
+    text = _required(columns, "prompt", _PROMPT_OF["prompt_response"])
+    if columns.named("input") and (given := columns.text("input")).strip():
+        text = f"{text}\n\n{given}"
+    return Conversation([*_asked(columns, reading, text), *_answer(columns, reading)])
+
+
+def _texts(questions: list[str], columns: Columns, reading: Reading) -> Conversation:
+    """A list of the user's texts; with answers where there is one for each."""
+    answers = columns.peek("response")
+    if isinstance(answers, list) and len(answers) == len(questions):
+        columns.get("response")
+        return Conversation(to_messages([list(pair) for pair in zip(questions, answers)], reading))
+    return Conversation([Message("user", text) for text in questions], prompts_only=True)
 
 
 def _is_messages_text(value: Any) -> bool:
     return isinstance(value, str) and bool(re.match(r'\s*\[\s*\{\s*"(role|from|content|value)"\s*:', value))
 
 
-def _text(columns: Columns) -> Conversation:
-    return Conversation([Message("user", _required(columns, "prompt", _PROMPT_OF["text"]))])
+def _text(columns: Columns, reading: Reading) -> Conversation:
+    texts = columns.get("prompt", _PROMPT_OF["text"])
+    if _is_texts(texts):
+        return _texts(texts, columns, reading)
+    return Conversation(_asked(columns, reading, _required(columns, "prompt", _PROMPT_OF["text"])))
 
 
-def _preference(columns: Columns) -> Conversation:
+def _asked(columns: Columns, reading: Reading, text: str) -> list[Message]:
+    """The user's turn of a single-turn row: its text, what it is about, and what there is to choose from.
+
+    A transcript in one text is split into its turns. Where the config names the prompt, it is taken as it is.
+    """
+    if columns.named("prompt"):
+        return [Message("user", text)]
+    _refuse_one_message(columns)
+    turns = transcripts.turns_in(text)
+    if turns is not None:
+        reading.changes.add("transcript_split")
+        return turns
+    parts = [text]
+    context = columns.peek("context")
+    if isinstance(context, str) and not columns.named("input"):
+        parts.append(columns.text("context"))
+    choices = choices_text(columns.peek("choices"))
+    if choices is not None:
+        columns.get("choices")
+        parts.append(choices)
+    return [Message("user", "\n\n".join(part for part in parts if part.strip()))]
+
+
+def _preference(columns: Columns, reading: Reading) -> Conversation:
     """DPO and KTO: the prompt, answered by what people preferred (class A) or by nobody."""
+    columns.plain("rejected")
     base = columns.get("messages")
     if base is None:
         base = columns.get("prompt", ("prompt", "instruction", "question", "query", "input"))
-    messages = [] if base is None else [Message("user", base)] if isinstance(base, str) else to_messages(base)
+    messages = [] if base is None else [Message("user", base)] if isinstance(base, str) else to_messages(base, reading)
     chosen = columns.plain("chosen")
+    if isinstance(chosen, bool):
+        chosen = None
     if isinstance(chosen, str) and not messages:
         return Conversation(_transcript(chosen))
     if isinstance(chosen, list) and chosen:
-        answer = to_messages(chosen)
+        answer = to_messages(chosen, reading)
         if answer[0].role != "assistant":
             return Conversation(answer)  # the prompt is told again
     elif isinstance(chosen, dict) and first_of(chosen, ("role", "from")) is not None:
-        answer = to_messages([chosen])
+        answer = to_messages([chosen], reading)
     elif chosen is not None:
         answer = [Message("assistant", text_of(chosen)[0])]
     else:
-        # KTO: an answer that people disliked is no answer to learn.
-        answer = _answer(columns) if columns.plain("label") is True else []
+        answer = _answer(columns, reading)
     if not messages:
         raise Defect("missing_field", "no prompt beside the preferred answer")
     if messages[-1].role == "assistant":
@@ -256,7 +279,7 @@ def _preference(columns: Columns) -> Conversation:
 
 def _transcript(text: str) -> list[Message]:
     """`\\n\\nHuman: ...\\n\\nAssistant: ...`, as Anthropic's preference data is written."""
-    pieces = _TRANSCRIPT.split(text)
+    pieces = _HUMAN_ASSISTANT.split(text)
     if len(pieces) < 3 or pieces[0].strip():
         raise Defect("missing_field", "the preferred answer has no prompt")
     return [
@@ -265,12 +288,15 @@ def _transcript(text: str) -> list[Message]:
     ]
 
 
-def _tree(columns: Columns) -> Conversation:
-    root = columns.get("messages", ("prompt",)) if isinstance(columns.plain("prompt"), dict) else columns.row
-    return Conversation(to_messages(best_path(root)))
+def _tree(columns: Columns, reading: Reading) -> Conversation:
+    root = columns.get("messages", ("prompt",)) if isinstance(columns.look("prompt"), dict) else columns.row
+    if root is columns.row:
+        for name in columns.row:
+            columns.plain(str(name).lower())
+    return Conversation(to_messages(best_path(root), reading))
 
 
-def _tokens(columns: Columns) -> Conversation:
+def _tokens(columns: Columns, reading: Reading) -> Conversation:
     ids = _int_list(columns.get("input_ids"), "input_ids")
     labels = columns.get("labels")
     if columns.get("loss_mask") is not None:
@@ -307,25 +333,29 @@ def _int_list(value: Any, name: str) -> list[int]:
 def _required(columns: Columns, meaning: str, names: tuple[str, ...]) -> str:
     text = columns.text(meaning, names)
     if not text.strip():
-        raise Defect("missing_field", f"no text in {columns._fields.prompt or ' | '.join(names)}")
+        raise Defect("missing_field", f"no text in {columns.fields.prompt or ' | '.join(names)}")
     return text
 
 
-def _answer(columns: Columns) -> list[Message]:
+def _answer(columns: Columns, reading: Reading) -> list[Message]:
     """The answer that a row carries beside its prompt; [] when there is none."""
     value = columns.get("response")
     if isinstance(value, dict) and first_of(value, ("content", "value", "text")) is not None:
         value = first_of(value, ("content", "value", "text"))
     if value is None:
         return []
-    text, reasoning = text_of(value)
     column = columns.get("reasoning")
+    try:
+        text, reasoning = text_of(value)
+    except Defect:
+        if reading.answers:
+            raise
+        text, reasoning = str(value), ""  # class B cuts it off, whatever it is
     reasoning = column if isinstance(column, str) and column.strip() else reasoning
     return [Message("assistant", text, reasoning=reasoning or None)] if text.strip() or reasoning else []
 
 
-def _put_system_first(messages: list[Message], columns: Columns) -> None:
-    system = columns.text("system")
+def _put_system_first(messages: list[Message], system: str) -> None:
     if not system.strip():
         return
     if messages and messages[0].role == "system":
@@ -336,7 +366,30 @@ def _put_system_first(messages: list[Message], columns: Columns) -> None:
         messages.insert(0, Message("system", system))
 
 
-_READERS: dict[str, Callable[[Columns], Conversation]] = {
+def _read_variables(conversation: Conversation, columns: Columns) -> None:
+    """A row's own template variables. SmolTalk 2 has system prompt and tools among them, which other templates lack."""
+    value = columns.look("chat_template_kwargs")
+    if isinstance(value, str):
+        try:
+            value = read_json(value)
+        except NotJson:
+            return
+    if not isinstance(value, dict):
+        return
+    columns.plain("chat_template_kwargs")
+    system = value.get("custom_instructions")
+    if isinstance(system, str):
+        _put_system_first(conversation.messages, system)
+    for name in _TOOL_VARIABLES:
+        if conversation.tools is None:
+            conversation.tools = to_tools(value.get(name))
+    known = (*_NOT_VARIABLES, *_TOOL_VARIABLES)
+    own = {name: variable for name, variable in value.items() if variable is not None and name not in known}
+    if own:
+        conversation.template_kwargs = json_text(own)
+
+
+_READERS: dict[str, Callable[[Columns, Reading], Conversation]] = {
     "messages": _messages,
     "sharegpt": _messages,
     "turns": _messages,
@@ -349,3 +402,4 @@ _READERS: dict[str, Callable[[Columns], Conversation]] = {
     "tokens": _tokens,
     "text": _text,
 }
+FORMATS = frozenset(_READERS)

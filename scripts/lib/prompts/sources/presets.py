@@ -110,6 +110,7 @@ class Plan:
     page_residue: bool
     ignored_columns: frozenset[str]
     keep: dict[str, tuple[Any, ...]]
+    answers: bool = True  # whether the source's answers matter: class B never needs them
 
 
 def plan_of(name: str, dataset: Dataset) -> Plan:
@@ -142,4 +143,5 @@ def plan_of(name: str, dataset: Dataset) -> Plan:
         page_residue=preset.page_residue,
         ignored_columns=frozenset(preset.ignored_columns),
         keep=preset.keep,
+        answers=dataset.data_class == "A",
     )

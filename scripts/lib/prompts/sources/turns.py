@@ -3,71 +3,75 @@
 An unknown role or content is a defect: templates would drop such a turn, or render it as something else, in silence.
 """
 
-import re
+from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.lib.core.exact_json import NotJson, json_text, read_json
+from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
+from scripts.lib.prompts.sources import tool_calls, weights
+from scripts.lib.prompts.sources.contents import REASONING_KEYS, Content, content_of, first_of, kind_name, text_of
 from scripts.lib.target import thoughts
 
 ROLES = {
     "user": "user", "human": "user", "prompter": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
-    "model": "assistant", "bot": "assistant", "ai": "assistant",
+    "model": "assistant", "bot": "assistant", "ai": "assistant", "chatbot": "assistant",
     "system": "system", "developer": "system",
     "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool", "tool_response": "tool",
-    "function_response": "tool",
+    "function_response": "tool", "tool_result": "tool",
     "function_call": "call", "tool_call": "call",
 }  # fmt: skip
 ROLE_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "text")
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
-PAIRS = (
-    ("human", "assistant"), ("user", "assistant"), ("human", "gpt"), ("prompt", "response"), ("query", "response"),
-    ("question", "answer"), ("instruction", "output"), ("prompt", "completion"),
+# Two sides of a pair, the usual words first.
+_ASKED = ("human", "user", "prompt", "query", "question", "instruction", "input", "q", "prompter")
+_ANSWERED = (
+    "assistant", "gpt", "response", "answer", "output", "completion", "bot", "ai", "model", "chatbot", "chatgpt",
+    "solution", "reply", "a",
 )  # fmt: skip
-_TEXT_PARTS = (None, "text", "input_text", "output_text")
-_REASONING_PARTS = ("reasoning", "thinking", "thought", "reasoning_content")
-_MEDIA = re.compile(r"image|video|audio|file")
 _SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
-_CALL_TAG = re.compile(r"\s*<(tool_call|functioncall)>\s*(.*?)\s*(?:</\1>)?\s*", re.DOTALL)
 
 
-def first_of(row: dict, names: tuple[str, ...]) -> Any:
-    """The first value among `names` that is not null; None when there is none."""
-    for name in names:
-        value = row.get(name)
-        if value is not None:
-            return value
-    return None
+@dataclass(frozen=True)
+class Reading:
+    """How turns are read: the keys that the config names, and whether the source's answers matter (class A).
+
+    Class B never needs them: an answer that can't be read is then an empty one. `changes` collects names of CHANGES.
+    """
+
+    role_key: str | None = None
+    content_key: str | None = None
+    answers: bool = True
+    changes: set[str] = field(default_factory=set)
 
 
-def to_messages(turns: Any, role_key: str | None = None, content_key: str | None = None) -> list[Message]:
-    """Messages of a list of turns: dicts of role and content, pairs of question and answer, or the user's texts.
+def to_messages(turns: Any, reading: Reading | None = None) -> list[Message]:
+    """Messages of a list of turns: dicts of role and content, [role, text], pairs of question and answer, or texts.
 
     Raises Defect when it is none of these, or a role or content is unknown.
     """
+    reading = reading or Reading()
     if isinstance(turns, str):
         turns = _parse_list(turns)
     if isinstance(turns, dict):
         turns = [turns]
     if not isinstance(turns, list) or not turns:
-        raise Defect("bad_messages", f"expected a list of turns, found {_name(turns)}")
+        raise Defect("bad_messages", f"expected a list of turns, found {kind_name(turns)}")
+    turns = _flat(turns)
+    roles_first = _roles_first(turns)
     messages: list[Message] = []
     for turn in turns:
         if isinstance(turn, str):
             messages.append(Message("user", turn))
+        elif isinstance(turn, list) and len(turn) == 2 and roles_first:
+            messages += _turn(turn[0], {"content": turn[1]}, reading)
         elif isinstance(turn, list) and len(turn) == 2:
-            messages += [Message("user", text_of(turn[0])[0]), Message("assistant", text_of(turn[1])[0])]
-        elif not isinstance(turn, dict):
-            raise Defect("bad_messages", f"a turn is {_name(turn)}")
-        elif (role := first_of(turn, (role_key,) if role_key else ROLE_KEYS)) is not None:
-            messages.append(_to_message(role, turn, (content_key,) if content_key else CONTENT_KEYS))
-        elif (pair := _pair(turn)) is not None:
-            messages += pair
+            messages += [Message("user", text_of(turn[0])[0]), _answer(turn[1], {}, reading)]
+        elif isinstance(turn, dict):
+            messages += _of_dict(turn, reading)
         else:
-            raise Defect("unknown_role", f"a turn has no role, its keys are {', '.join(map(str, turn))[:100]}")
+            raise Defect("bad_messages", f"a turn is {kind_name(turn)}")
     return messages
 
 
@@ -79,112 +83,139 @@ def _parse_list(text: str) -> Any:
         raise Defect("bad_messages", "the conversation is a text that is not JSON") from None
 
 
-def _pair(turn: dict) -> list[Message] | None:
-    for question, answer in PAIRS:
-        if turn.get(question) is not None and answer in turn:
-            messages = [Message("user", text_of(turn[question])[0])]
-            if turn[answer] is not None:
-                messages.append(Message("assistant", text_of(turn[answer])[0]))
-            return messages
-    return None
+def _flat(turns: list) -> list:
+    """The turns of a conversation that lies one list deeper: alone, or in rounds of two turns with roles."""
+    if not all(isinstance(turn, list) and turn and all(isinstance(one, dict) for one in turn) for turn in turns):
+        return turns
+    if len(turns) == 1:
+        return turns[0]
+    if all(len(turn) == 2 and [_role_of(one) for one in turn] == ["user", "assistant"] for turn in turns):
+        return [one for turn in turns for one in turn]
+    raise Defect("bad_messages", "the row holds several conversations")
 
 
-def _to_message(role: Any, turn: dict, content_keys: tuple[str, ...]) -> Message:
+def _role_of(turn: dict) -> str | None:
+    role = first_of(turn, ROLE_KEYS)
+    return ROLES.get(role.strip().lower()) if isinstance(role, str) else None
+
+
+def _roles_first(turns: list) -> bool:
+    """Whether lists of two are [role, text], not [question, answer]. Raises Defect when some are and some are not."""
+    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
+    known = [isinstance(pair[0], str) and pair[0].strip().lower() in ROLES for pair in pairs]
+    if any(known) and not all(known):
+        raise Defect("bad_messages", "some lists of two begin with a role, others don't")
+    return any(known)
+
+
+def _of_dict(turn: dict, reading: Reading) -> list[Message]:
+    role = first_of(turn, (reading.role_key,) if reading.role_key else ROLE_KEYS)
+    if role is not None:
+        return _turn(role, turn, reading)
+    pair = pair_in(turn, reading)
+    if pair is not None:
+        return pair
+    named = [key for key in turn if isinstance(key, str) and key.lower() in ROLES and turn[key] is not None]
+    if len(named) == 1:  # {"user": "..."}, {"assistant": "..."}
+        return _turn(named[0], {"content": turn[named[0]]}, reading)
+    raise Defect("unknown_role", f"a turn has no role, its keys are {', '.join(map(str, turn))[:100]}")
+
+
+def pair_in(turn: dict, reading: Reading) -> list[Message] | None:
+    """Question and answer (perhaps null) under two names of their own; None when there are none."""
+    values = {key.lower(): value for key, value in turn.items() if isinstance(key, str)}
+    asked = next((key for key in _ASKED if values.get(key) is not None), None)
+    answered = next((key for key in _ANSWERED if values.get(key) is not None), None)
+    answered = answered or next((key for key in _ANSWERED if key in values), None)
+    if asked is None or answered is None:
+        return None
+    question = text_of(values[asked])[0]
+    if asked == "instruction" and isinstance(values.get("input"), str) and values["input"].strip():
+        question = f"{question}\n\n{values['input']}"
+    messages = [Message("user", question)]
+    if isinstance(values.get("system"), str) and values["system"].strip():
+        messages.insert(0, Message("system", values["system"]))
+    if values[answered] is not None:
+        messages.append(_answer(values[answered], turn, reading))
+    return messages
+
+
+def _turn(role: Any, turn: dict, reading: Reading) -> list[Message]:
+    """The messages of a turn: one, but for results of tools that stand as parts of a user's turn (Anthropic)."""
     known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
     if known is None:
         raise Defect("unknown_role", f"role {str(role)[:60]!r}")
-    content, reasoning = text_of(first_of(turn, content_keys))
+    value = first_of(turn, (reading.content_key,) if reading.content_key else CONTENT_KEYS)
     if known == "call":
-        return Message("assistant", "", tool_calls=_calls(content))
-    message = Message(known, content)
+        return [_calling(Message("assistant", ""), value, reading)]
     if known == "assistant":
-        field = first_of(turn, REASONING_KEYS)
-        if field is not None and not isinstance(field, str):
-            raise Defect("unknown_content", f"the reasoning is {_name(field)}")
-        message.reasoning = field or reasoning or None
-        calls = turn.get("tool_calls")
-        if calls:
-            message.tool_calls = _calls(calls)
-        elif isinstance(turn.get("function_call"), dict):
-            message.tool_calls = _calls(turn["function_call"])
+        return [_answer(value, turn, reading)]
+    if known == "tool":
+        return _results(turn, value)
+    content = content_of(value)
+    if content.calls:
+        raise Defect("unknown_content", f"a call of a tool in a turn of {known}")
+    said = [Message(known, content.text)] if content.text or not content.results else []
+    return [_result(part) for part in content.results] + said
+
+
+def _results(turn: dict, value: Any) -> list[Message]:
+    """A tool's turn. What is neither a text nor parts of one is its result as JSON."""
+    try:
+        content = content_of(value)
+    except Defect as defect:
+        if defect.reason == "media":
+            raise
+        return [tool_calls.result_turn(turn, tool_calls.result_text(value))]
+    if content.results:
+        return [_result(part) for part in content.results]
+    return [tool_calls.result_turn(turn, content.text)]
+
+
+def _result(part: dict) -> Message:
+    value = first_of(part, ("content", "output", "result", "value", "text"))
+    try:
+        text = text_of(value)[0]
+    except Defect:
+        text = tool_calls.result_text(value)
+    return tool_calls.result_turn(part, text)
+
+
+def _answer(value: Any, turn: dict, reading: Reading) -> Message:
+    """An assistant's turn, whose `value` is its content."""
+    message = Message("assistant", "")
+    try:
+        content = content_of(value)
+        message.content, message.reasoning = content.text, _reasoning(turn, content)
+        if reading.answers:
+            message.trainable, odd = weights.learnt(turn)
+            if odd:
+                reading.changes.add("turn_weights_ignored")
+    except Defect:
+        if reading.answers:
+            raise
+        content = Content()
+    calls = turn.get("tool_calls") or turn.get("function_call") or content.calls
+    if isinstance(calls, list | dict | str) and calls:
+        return _calling(message, calls, reading)
     return message
 
 
-def text_of(content: Any) -> tuple[str, str]:
-    """(text, reasoning) of a content: a string, null, or parts with `text` or `value`. Raises Defect."""
-    if content is None:
-        return "", ""
-    if isinstance(content, str):
-        return content, ""
-    parts = content if isinstance(content, list) else [content]
-    texts: list[str] = []
-    thoughts: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        if not isinstance(part, dict):
-            raise Defect("unknown_content", f"the content is {_name(part)}")
-        kind = part.get("type")
-        if (kind is not None and _MEDIA.search(str(kind))) or any(part.get(key) for key in ("image", "image_url")):
-            raise Defect("media", f"a part of type {kind}")
-        value = first_of(part, ("text", "value", *_REASONING_PARTS))
-        if value is not None and not isinstance(value, str):
-            raise Defect("unknown_content", f"a part of type {kind} holds {_name(value)}")
-        if kind in _TEXT_PARTS and value is not None:
-            texts.append(value)
-        elif kind in _REASONING_PARTS:
-            thoughts.append(value or "")
-        else:
-            raise Defect("unknown_content", f"a part of type {kind!r}"[:100])
-    return "".join(texts), "".join(thoughts)
+def _reasoning(turn: dict, content: Content) -> str | None:
+    value = first_of(turn, REASONING_KEYS)
+    if value is not None and not isinstance(value, str):
+        raise Defect("unknown_content", f"the reasoning is {kind_name(value)}")
+    return value or content.reasoning or None
 
 
-def _calls(value: Any) -> str:
-    """JSON text of an OpenAI-style list of tool calls. Raises Defect `bad_tool_call`."""
-    if isinstance(value, str):
-        tagged = _CALL_TAG.fullmatch(value)
-        try:
-            value = read_json(tagged[2] if tagged else value)
-        except NotJson:
-            raise Defect("bad_tool_call", f"not JSON: {value[:60]!r}") from None
-    calls = value if isinstance(value, list) else [value]
-    normalised = []
-    for call in calls:
-        if isinstance(call, dict) and isinstance(call.get("name"), str):
-            call = {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments") or {}}}
-        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-            raise Defect("bad_tool_call", "a call without a function")
-        normalised.append(call)
-    if not normalised:
-        raise Defect("bad_tool_call", "an empty list of calls")
-    return _json_text(normalised)
-
-
-def to_tools(value: Any) -> str | None:
-    """JSON text of OpenAI-style tool definitions, given as a list or as JSON text. Raises Defect `bad_tools`."""
-    if isinstance(value, str):
-        if not value.strip():
-            return None
-        try:
-            value = read_json(value)
-        except NotJson:
-            raise Defect("bad_tools", "the tools are a text that is not JSON") from None
-    if not value:
-        return None
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise Defect("bad_tools", "the tools are not a list of objects")
-    wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in value]
-    return _json_text(wrapped)
-
-
-def _json_text(value: Any) -> str:
+def _calling(message: Message, calls: Any, reading: Reading) -> Message:
     try:
-        return json_text(value)
-    except NotJson as error:  # bytes of Parquet, NaN, lone surrogates
-        raise Defect("unknown_content", f"tools that are not JSON: {error}") from None
+        message.tool_calls = tool_calls.to_calls(calls)
+    except Defect:
+        if reading.answers:
+            raise
+        message.tool_calls = tool_calls.UNREADABLE
+    return message
 
 
 def split_thought(message: Message) -> None:
@@ -206,8 +237,3 @@ def _unwrapped(answer: str) -> str:
     if inner.startswith(_SOLUTION[0]) and inner.endswith(_SOLUTION[1]):
         return inner.removeprefix(_SOLUTION[0]).removesuffix(_SOLUTION[1]).strip("\n")
     return answer
-
-
-def _name(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

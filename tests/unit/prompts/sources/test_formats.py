@@ -74,7 +74,41 @@ FORMATS = {
         [(U, "q\n\nwith space"), (A, "a"), (U, "r"), (A, "b")],
     ),
     "KTO, liked": ({"prompt": "q", "completion": "a", "label": True}, [(U, "q"), (A, "a")]),
-    "KTO, disliked": ({"prompt": "q", "completion": "a", "label": False}, [(U, "q")]),
+    "instruction with context": ({"instruction": "do", "context": "this", "response": "d"}, [(U, "do\n\nthis"), (A, "d")]),
+    "question with a schema": ({"question": "q", "context": "CREATE TABLE t", "answer": "a"}, [(U, "q\n\nCREATE TABLE t"), (A, "a")]),
+    "question with a passage": ({"question": "q", "passage": "p"}, [(U, "q\n\np")]),
+    "question, article, options": (
+        {"question": "q", "article": "t", "options": ["x", "y"]}, [(U, "q\n\nt\n\nA. x\nB. y")],
+    ),
+    "choices of text and label": (
+        {"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}, [(U, "q\n\n1. x\n2. y")],
+    ),
+    "a blank context": ({"instruction": "do", "context": " ", "response": "d"}, [(U, "do"), (A, "d")]),
+    "prompt is texts": ({"prompt": ["q", "r"], "category": "x"}, [(U, "q"), (U, "r")]),
+    "questions and answers": ({"question": ["q", "r"], "answer": ["a", "b"]}, [(U, "q"), (A, "a"), (U, "r"), (A, "b")]),
+    "questions alone": ({"question": ["q", "r"]}, [(U, "q"), (U, "r")]),
+    "role and text": ({"conversations": [["human", "q"], ["gpt", "a"]]}, [(U, "q"), (A, "a")]),
+    "role and parts": ({"messages": [["user", [{"type": "text", "text": "q"}]], ["AI", "a"]]}, [(U, "q"), (A, "a")]),
+    "one list deeper": ({"messages": [[{"role": "system", "content": "s"}, {"role": U, "content": "q"}]]}, [(S, "s"), (U, "q")]),
+    "rounds": (
+        {"messages": [[{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
+                      [{"from": "human", "value": "r"}, {"from": "gpt", "value": "b"}]]},
+        [(U, "q"), (A, "a"), (U, "r"), (A, "b")],
+    ),
+    "user and bot": ({"conversation": [{"user": "q", "bot": "a"}]}, [(U, "q"), (A, "a")]),
+    "q and a": ({"conversation": [{"q": "q", "a": "a"}, {"Q": "r", "A": "b"}]}, [(U, "q"), (A, "a"), (U, "r"), (A, "b")]),
+    "role as key": ({"messages": [{"system": "s"}, {"user": "q"}, {"assistant": "a"}]}, [(S, "s"), (U, "q"), (A, "a")]),
+    "a row that is a pair": ({"human": "q", "bot": "a", "source": "x"}, [(U, "q"), (A, "a")]),
+    "pair with an instruction's input": (
+        {"conversation": [{"instruction": "do", "input": "this", "output": "d"}]}, [(U, "do\n\nthis"), (A, "d")],
+    ),
+    "a transcript": ({"text": "### Human: q### Assistant: a"}, [(U, "q"), (A, "a")]),
+    "a transcript as conversation": ({"conversation": "USER: q ASSISTANT: a</s>"}, [(U, "q"), (A, "a")]),
+    "a prompt that is the start of one": ({"prompt": "\n\nHuman: q\n\nAssistant:", "response": "a"}, [(U, "q"), (A, "a")]),
+    "system prompt among the variables": (
+        {"messages": [{"role": U, "content": "q"}], "chat_template_kwargs": {"custom_instructions": "s", "python_tools": None}},
+        [(S, "s"), (U, "q")],
+    ),
     "tree": (
         {"message_tree_id": "t", "prompt": {"role": "prompter", "text": "q", "replies": [
             {"role": "assistant", "text": "worse", "rank": 1, "replies": []},
@@ -96,6 +130,99 @@ FORMATS = {
 def test_format_is_detected(name):
     row, expected = FORMATS[name]
     assert turns(row) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": "They listen.", "role": "assistant", "parent_id": "m1"}, "single_message"),
+        ({"text": "How?", "role": "prompter", "parent_id": None}, "single_message"),
+        ({"body": "no", "text": "I agree.", "parent_id": "t3_x"}, "single_message"),
+        ({"role": "user", "content": "q"}, "single_message"),
+        ({"from": "human", "value": "q"}, "single_message"),
+        ({"prompt": "q", "completion": "bad", "label": False}, "disliked"),
+        ({"prompt": "q", "completion": "bad", "label": 0}, "disliked"),
+        ({"prompt": "q", "completion": "bad", "label": "False"}, "disliked"),
+        ({"messages": [{"role": U, "content": "q"}, {"role": A, "content": "bad"}], "label": False}, "disliked"),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "bad"}], "kto_tag": False}, "disliked"),
+        ({"messages": [{"role": U, "content": "q"}, {"role": A, "content": "bad"}], "weight": 0}, "not_to_learn"),
+        ({"question": "q", "answer": "bad", "trainable": False}, "not_to_learn"),
+        ({"dialog": ["Hi.", "Hello, how are you?", "Fine."]}, "bad_messages"),
+        ({"messages": [["user", "q"], ["What?", "a"]]}, "bad_messages"),
+        ({"messages": [[{"role": U, "content": "q"}], [{"role": U, "content": "r"}]]}, "bad_messages"),
+        ({"text": "Human: q"}, "transcript"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_prompt_are_refused(row, reason):
+    assert defect(row) == reason
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "role": "teacher"},
+        {"prompt": "q", "response": "a", "label": 0},
+        {"prompt": "q", "response": "a", "weight": 0.35, "train": "train"},
+        {"prompt": "System: Windows 11. Why is it slow?"},
+        {"prompt": "### Question:\nWhat?\n### Answer: (use the format)"},
+    ],
+)
+def test_what_only_looks_like_it_is_kept(row):
+    assert turns(row)[0] == (U, row["prompt"])
+
+
+def test_a_prompt_that_is_named_is_taken_as_it_is():
+    row = {"text": "### Human: q### Assistant: a", "context": "c", "options": ["x"], "role": "assistant", "more": "m"}
+    assert turns(row, prompt="text") == [(U, row["text"])]
+    assert turns(row, prompt="text", input="more") == [(U, row["text"] + "\n\nm")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "answer": 42},
+        {"question": "q", "answer": {"spans": [1, 2]}},
+        {"prompt": "q", "response": True},
+        {"messages": [{"role": U, "content": "q"}, {"role": A, "content": 42}]},
+        {"messages": [{"role": U, "content": "q"}, {"role": A, "content": [{"type": "image_url", "image_url": "x"}]}]},
+        {"messages": [{"role": U, "content": "q"}, {"role": A, "content": "a", "weight": "much"}]},
+        {"messages": [{"role": U, "content": "q"}, {"role": A, "content": "a"}], "label": False},
+        {"prompt": "q", "completion": "bad", "label": False},
+        {"history": [["q", 42]]},
+    ],
+)
+def test_class_b_never_needs_the_answers(row):
+    messages = to_conversation(row, "auto", Fields(), answers=False).messages
+    assert [(m.role, m.content) for m in messages if m.role == U] == [(U, "q")]
+    assert messages[1].role == A  # so that cutting it is counted
+
+
+@pytest.mark.parametrize("value", [{"enable_thinking": False, "xml_tools": None}, '{"enable_thinking": false}'])
+def test_template_variables_of_a_row(value):
+    row = {"messages": [{"role": U, "content": "q"}], "chat_template_kwargs": value}
+    conversation = to_conversation(row, "auto", Fields())
+    assert (conversation.template_kwargs, conversation.unused) == ('{"enable_thinking":false}', {})
+
+
+def test_tools_among_the_variables_are_tools():
+    tool = {"name": "f", "parameters": {}}
+    variables = {"custom_instructions": "s", "xml_tools": [orjson.dumps(tool).decode()], "tools": 1, "messages": 2}
+    conversation = to_conversation({"prompt": "q", "chat_template_kwargs": variables}, "auto", Fields())
+    assert orjson.loads(conversation.tools) == [{"type": "function", "function": tool}]
+    assert conversation.template_kwargs is None
+
+
+def test_columns_that_nobody_reads_are_told():
+    row = {
+        "ID": "1", "uuid": "2", "question": "q", "Answer": "a", "support": "because", "notes": [{"by": "me"}, "x"],
+        "score": 3, "ok": True, "none": None, "blank": " ", "same": "q",
+    }  # fmt: skip
+    assert to_conversation(row, "auto", Fields()).unused == {"support": 7, "notes": 3}
+    assert to_conversation(row, "auto", Fields(prompt="question", input="support")).unused == {"notes": 3, "same": 1}
+    assert to_conversation(row | {"meta": {"a": "x", "b": "y"}}, "auto", Fields(system="meta.a")).unused == {
+        "support": 7,
+        "notes": 3,
+    }
 
 
 @pytest.mark.parametrize(

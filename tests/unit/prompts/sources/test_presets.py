@@ -8,6 +8,7 @@ from scripts.lib.config.file import load_config
 from scripts.lib.config.model import Dataset
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT
+from scripts.lib.prompts.cleaning import check_turns
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources import conversation_of, local_files
 from scripts.lib.prompts.sources.presets import PRESETS, plan_of
@@ -146,3 +147,22 @@ def test_what_is_missing_is_named(folder, source, problem):
     (folder / "empty").mkdir()
     with pytest.raises(UserError, match=rf"datasets\.d\.source: .*{re.escape(source)}: .*{problem}"):
         local_files("d", dataset(source=f"{folder}/{source}"))
+
+
+def test_hermes_conversations_with_tools_can_be_used():
+    row = {
+        "id": "1",
+        "conversations": [
+            {"from": "system", "value": "You call functions. <tools>\n[{'type': 'function'}]\n</tools>"},
+            {"from": "human", "value": "Find a boat."},
+            {"from": "gpt", "value": "<tool_call>\n{'arguments': {'lake': 'Constance', 'open': True}, 'name': 'boats'}\n</tool_call>\n"},
+            {"from": "tool", "value": '<tool_response>\n{"name": "boats", "content": []}\n</tool_response>\n'},
+            {"from": "gpt", "value": "There is none."},
+        ],
+        "tools": '[{"type": "function", "function": {"name": "boats", "parameters": {}}}]',
+        "category": "x",
+    }  # fmt: skip
+    messages = conversation("hermes-function-calling", row).messages
+    check_turns(messages)
+    assert [message.role for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert messages[2].tool_calls is not None
