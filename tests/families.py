@@ -175,6 +175,25 @@ _GEMMA = {
     "<start_of_image>": 255999,
 } | _GEMMA_TEXT
 
+_GEMMA4 = {
+    "<pad>": 0,
+    "<eos>": 1,
+    "<bos>": 2,
+    "<|tool>": 46,
+    "<tool|>": 47,
+    "<|tool_call>": 48,
+    "<tool_call|>": 49,
+    "<|tool_response>": 50,
+    "<tool_response|>": 51,
+    '<|"|>': 52,
+    "<|think|>": 98,
+    "<|channel>": 100,
+    "<channel|>": 101,
+    "<|turn>": 105,
+    "<turn|>": 106,
+    "<|image|>": 258880,
+}
+
 _KIMI_FAMILY = Family(
     "moonshotai-Kimi-K2.5",
     _KIMI,
@@ -230,6 +249,17 @@ FAMILIES: dict[str, Family] = {
         template="Qwen-Qwen3.5-0.8B",
         written="{thought}\n</think>\n\n{content}<|im_end|>",
         written_plain="\n</think>\n\n{content}<|im_end|>",
+        kwargs={"enable_thinking": True},
+    ),
+    "gemma-4": Family(
+        "google-gemma-4-31B-it",
+        _GEMMA4,
+        262144,
+        "<eos>",
+        "<|channel>thought\n{thought}\n<channel|>{content}<turn|>",
+        "{content}<turn|>",
+        "<bos>",
+        ends=(1, 106),
         kwargs={"enable_thinking": True},
     ),
     "deepseek-v3": Family(
@@ -424,3 +454,11 @@ def target(name: str) -> Target:
     """The target of one of FAMILIES."""
     with tempfile.TemporaryDirectory() as directory:
         return prepared(FAMILIES[name], Path(directory))
+
+
+def published(template: str, folder: Path, like: str = "qwen3", lacking: tuple[str, ...] = ()) -> Target:
+    """The target of any published template, on the tokens of a family, some of which it lacks."""
+    family = FAMILIES[like]
+    tokens = {text: number for text, number in family.tokens.items() if text not in lacking}
+    made = dataclasses.replace(family, template=template, tokens=tokens, plain=family.plain - {*lacking})
+    return prepared(made, folder)

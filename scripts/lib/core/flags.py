@@ -14,6 +14,7 @@ FLAGS = {
     "repeating_tail": "the answer ends in a loop that the model left by itself",
     "truncated": "the answer reached max_tokens (dataset setting `truncation`)",
     "reasoning_only": "a thought and no answer (dataset setting `reasoning_only`)",
+    "thought_in_text": "an answer begins with what looks like a thought and is none to target and template: it stays text",
     "empty_thought": "a ready conversation has no thought where the template opens one: an empty one was written",
     "reasoning_dropped": "a ready conversation has a thought that the target has no place for: it was left out",
     "template_error": "the chat template refuses the conversation; the gate of this name rejects it",

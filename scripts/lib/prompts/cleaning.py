@@ -47,6 +47,11 @@ class ControlTokens(Protocol):
 
     structural_texts: dict[str, int]
 
+    @property
+    def thinks(self) -> bool:
+        """Whether a thought has a place of its own; what stands between tags is text otherwise."""
+        ...
+
     def structural_in(self, text: str) -> list[int]: ...
 
 
@@ -75,7 +80,7 @@ class Cleaner:
         # An empty system turn says nothing.
         if messages and messages[0].role == "system" and _BLANK.fullmatch(messages[0].content):
             messages = messages[1:]
-        if self.data_class == "A":
+        if self.data_class == "A" and self.target.thinks:
             _split_thoughts(messages)
         messages = self._fitting_turns(messages, conversation.prompts_only, changes)
         for message in messages:

@@ -16,6 +16,7 @@ from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion, share_tex
 
 CASES = 3  # prompts: fewer are no share of anything
 CUT_LOOK, CUT_WRONG = 0.05, 0.25  # share of answers that reached max_tokens
+THOUGHTS = 0.01  # share of samples whose thoughts the target doesn't know as such
 THOUGHT_LOOK, THOUGHT_WRONG = 0.02, 0.2  # share of answers that are nothing but a thought
 LOST_LOOK, LOST_WRONG = 0.02, 0.2  # share of prompts that end without an answer
 LOOPS = 0.01  # share of answers that end in a loop
@@ -29,11 +30,21 @@ CHECKED = (
     f"sums that don't add up; failed shards; answers {CHANGED:g}x longer or shorter than in the corpus before, {FAR:g}x than in "
     f"other datasets, {UNEVEN:g}x than on other servers or in other shards of the run; over {CUT_LOOK:.0%} of answers cut at max_tokens, "
     f"{THOUGHT_LOOK:.0%} that are thought only, {LOST_LOOK:.0%} of prompts lost in generation, {LOOPS:.0%} loops, "
-    f"{SOURCE_LOSS:.0%} of source rows unused, {CHECK:.0%} of samples refused by one check; reconstructed ids; "
+    f"{SOURCE_LOSS:.0%} of source rows unused, {THOUGHTS:.0%} with thoughts that the target doesn't know, {CHECK:.0%} of samples refused by one check; reconstructed ids; "
     "mixed models, engines, samplings, tokenizers; one dataset above "
     f"{DOMINANT:.0%} of the corpus."
 )
 
+_THOUGHT_FLAGS = {
+    "thought_in_text": (
+        "begin with what looks like a thought, which is text to the target",
+        "Is the chat template the model's own? Thoughts that it doesn't know count as answers in all figures.",
+    ),
+    "reasoning_dropped": (
+        "had a thought in the source that the target has no place for: it was left out",
+        "Turn the model's thinking on (`model.chat_template_kwargs`) or choose a source without thoughts.",
+    ),
+}
 _APART = ("repetition", "over_budget")  # of the outcomes without an answer: told in words of their own
 
 
@@ -205,7 +216,25 @@ def _validation(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
                     f"{share_text(count, samples)} of its samples ({count:,}) were refused by the check {check}.",
                     "Examples are below.",
                 )
+    yield from _thoughts(one)
     yield from _ids(run, one)
+
+
+def _thoughts(one: DatasetRun) -> Iterator[Suspicion]:
+    """Thoughts that are text to the target, or that it had no place for: settings may be wrong, or names unknown."""
+    flags, samples = one.validated["statistics"]["flags"], one.validated["passed"]
+    for flag, told in _THOUGHT_FLAGS.items():
+        if flags.get(flag, 0) > THOUGHTS * samples:
+            share = share_text(flags[flag], samples)
+            text, advice = told
+            yield Suspicion(
+                LOOK,
+                one.name,
+                f"{share} of its samples ({flags[flag]:,}) {text}.",
+                advice,
+                f"{{}} of its samples {text}.",
+                share,
+            )
 
 
 def _ids(run: Run, one: DatasetRun) -> Iterator[Suspicion]:

@@ -53,6 +53,7 @@ class Facts:
     tokenizer: str | None  # where tokenizer and template come from when not from `name`
     remote_code: bool  # the tokenizer is Python code of the model's
     files: dict[str, str]  # path inside the folder -> sha256
+    think_texts: list[str] | None = None  # tags around a thought that are ordinary text to the tokenizer
 
 
 class Target:
@@ -68,6 +69,7 @@ class Target:
         structural_ids: chat, think, tool, media and eos ids that user text must not contain.
         tool_ids: ids that open tool calls.
         think_open_id, think_close_id: ids of the tags around a thought.
+        think_texts: the tags of a model that writes them as ordinary text (Skywork, EXAONE Deep); None for all others.
     """
 
     def __init__(self, facts: Facts, vocabulary: Vocabulary):
@@ -80,6 +82,7 @@ class Target:
         self.bos_id = facts.bos_id
         self.tool_ids = frozenset(facts.tool_ids)
         self.think_open_id, self.think_close_id = facts.think_ids or (None, None)
+        self.think_texts = tuple(facts.think_texts) if facts.think_texts else None
         self.tokenizer_hash = facts.tokenizer_hash
         self.template_hash = facts.template_hash
         self.structural_texts = {text: token for tokens in facts.structural.values() for text, token in tokens.items()}
@@ -203,6 +206,18 @@ class Target:
         if start > 0:
             left = left[start:]  # mostly the header of a turn, the same every time
         return self.encode(left + right) == self._encode_header(left) + self.encode(right)
+
+    @property
+    def think_tags(self) -> tuple[str, str] | None:
+        """The texts of the tags around a thought, tokens or not."""
+        if self.think_open_id is None or self.think_close_id is None:
+            return self.think_texts  # type: ignore[return-value]
+        return self.decode([self.think_open_id]), self.decode([self.think_close_id])
+
+    @property
+    def thinks(self) -> bool:
+        """Whether an answer may hold a thought, set apart by tags or channels."""
+        return self.think_tags is not None or self.harmony is not None
 
     @functools.cached_property
     def harmony(self) -> dict[str, int] | None:

@@ -5,11 +5,16 @@ letter, and only the ids tell which. For example, the ids of `Simple.</think>4.<
 `<think>` have the reasoning "Simple." and the content "4.".
 """
 
+import bisect
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scripts.lib.core.records import Turn
+from scripts.lib.target import turn_format
 from scripts.lib.target.model import Target
+
+_TAG_IDS = 32  # ids at the end of a prompt that surely hold a tag which is ordinary text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +25,15 @@ class Passage:
     parts: Sequence[list[int]]  # decoded apart, joined by `glue`
     glue: str = ""
     trim: Callable[[str], str] = str
+    whole: bool = False  # `trim` takes more than white space away
 
     def text(self) -> str:
         return self.trim(self.glue.join([self.target.decode(part) for part in self.parts]))
 
     def blank(self) -> bool:
         """Whether the text holds nothing but white space, mostly known from the first id."""
+        if self.whole:
+            return not self.text().strip()
         for part in self.parts:
             for token in part:
                 text = self.target.decode((token,))
@@ -105,6 +113,10 @@ def _without_outer_lines(text: str) -> str:
     return text.strip("\n")
 
 
+def _without_word(word: str, text: str) -> str:
+    return text.lstrip().removeprefix(word).strip("\n")
+
+
 def split_output(target: Target, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Output:
     """Split what the engine sampled into thought and content.
 
@@ -122,16 +134,36 @@ def split_output(target: Target, prompt_ids: Sequence[int], output_ids: Sequence
         tools = tuple(token for token in output_ids if token in target.tool_ids)
     if target.harmony is not None:
         return _split_harmony(target, ids, tools)
+    if target.think_texts is not None:
+        return _split_text(target, prompt_ids, ids, tools)
     closing = target.think_close_id
     if closing is not None and closing in ids:
         cut = ids.index(closing)
-        thought = Passage(target, [_after_opening(target, ids[:cut])], trim=_without_outer_lines)
         content = Passage(target, [ids[cut + 1 :]], trim=_without_first_lines)
-        return Output(content, thought, True, tools)
+        return Output(content, _thought(target, ids[:cut]), True, tools)
     if thinks_already(target, prompt_ids) or _opens(target, ids):
-        thought = Passage(target, [_after_opening(target, ids)], trim=_without_outer_lines)
-        return Output("", thought, False, tools)
+        return Output("", _thought(target, ids), False, tools)
     return Output(Passage(target, [ids]), None, True, tools)
+
+
+def _thought(target: Target, ids: list[int]) -> Passage:
+    """The ids before the closing tag, without the opening one and the word that names it (Gemma 4: `thought`)."""
+    word = turn_format.of(target).after_open.strip()
+    trim = functools.partial(_without_word, word) if word else _without_outer_lines
+    return Passage(target, [_after_opening(target, ids)], trim=trim, whole=bool(word))
+
+
+def _split_text(target: Target, prompt_ids: Sequence[int], ids: list[int], tools: tuple[int, ...]) -> Output:
+    """The same for a model whose tags are ordinary text: only those that stand first open a thought."""
+    assert target.think_texts is not None
+    opening, closing = target.think_texts
+    text = target.decode(ids)
+    prefilled = target.decode(prompt_ids[-_TAG_IDS:]).rstrip().endswith(opening)
+    begun = text.lstrip().startswith(opening)
+    if not prefilled and not begun:
+        return Output(Passage(target, [ids]), None, True, tools)
+    thought, closed, content = (text.lstrip().removeprefix(opening) if begun else text).partition(closing)
+    return Output(content.lstrip("\n"), thought.strip("\n"), bool(closed), tools)
 
 
 def add_text(target: Target, turn: Turn) -> None:
@@ -139,6 +171,17 @@ def add_text(target: Target, turn: Turn) -> None:
     if turn.content is None:
         output = split_output(target, turn.prompt_ids, turn.output_ids)
         turn.content, turn.reasoning = output.content, output.reasoning
+
+
+def thought_length(target: Target, ids: Sequence[int]) -> int:
+    """Ids of an answer up to the end of its closing tag; 0 when none closes a thought."""
+    if target.think_texts is None:
+        closing = target.think_close_id
+        return list(ids).index(closing) + 1 if closing is not None and closing in ids else 0
+    closing = target.think_texts[1]
+    if closing not in target.decode(ids):
+        return 0
+    return bisect.bisect_left(range(len(ids)), True, key=lambda end: closing in target.decode(ids[: end + 1])) + 1
 
 
 def thinks_already(target: Target, prompt_ids: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Message
-from scripts.lib.target import control_tokens
+from scripts.lib.target import control_tokens, markers
 from scripts.lib.target.ingredients import Ingredients, gather
 from scripts.lib.target.model import FACTS_FILE, Facts, Target, TemplateError, load_target, open_target
 from scripts.lib.target.vocabulary import (
@@ -34,8 +34,10 @@ def prepare_target(config: Config, output: Path) -> Target:
     with tempfile.TemporaryDirectory(dir=_made(output.parent), prefix=".target-") as temporary:
         folder = Path(temporary)
         files = _write_files(folder, found)
-        facts = _facts(model, found, open_vocabulary(folder, found.remote_code), files)
+        vocabulary = open_vocabulary(folder, found.remote_code)
+        facts = _facts(model, found, vocabulary, files)
         facts = dataclasses.replace(facts, bos_id=_bos_of_prompts(open_target(folder, facts)))
+        facts = _with_learned_markers(open_target(folder, facts), vocabulary)
         _publish(folder, facts, output)
     load_target.cache_clear()
     return load_target(output)
@@ -125,6 +127,26 @@ def _bos_of_prompts(target: Target) -> int | None:
         )
     bos = target.bos_id
     return bos if bos is not None and all(ids[0] == bos and ids.count(bos) == 1 for ids in prompts) else None
+
+
+def _with_learned_markers(target: Target, vocabulary: Vocabulary) -> Facts:
+    """The facts with what the template shows of thoughts and tool calls, over what lists of names know."""
+    facts = target.facts
+    added = {token.content: number for number, token in vocabulary.added.items()}
+    tags = markers.thought_tags(target)
+    if tags is not None:
+        tokens = all(tag in added for tag in tags)
+        structural = dict(facts.structural)
+        if tokens:
+            structural["think"] = {**structural.get("think", {}), **{tag: added[tag] for tag in tags}}
+        facts = dataclasses.replace(
+            facts,
+            think_ids=[added[tag] for tag in tags] if tokens else None,
+            think_texts=None if tokens else list(tags),
+            structural=structural,
+        )
+        target = Target(facts, vocabulary)
+    return dataclasses.replace(facts, tool_ids=sorted({*facts.tool_ids, *markers.tool_openers(target)}))
 
 
 def _publish(folder: Path, facts: Facts, output: Path) -> None:

@@ -25,11 +25,10 @@ def reconstruct(
     `tool_calls` is the JSON text of an OpenAI-style list. Raises TurnFormat's NotWritable (a ValueError) for a message
     that the target's format has no place for, TemplateError for text that isn't Unicode.
     """
-    message = Message("assistant", content, reasoning, tool_calls)
+    form = turn_format.of(target)
+    message = form.apart(Message("assistant", content, reasoning, tool_calls))
     # Only the last control token of the prompt and the blanks after it matter: whether it opens a thought.
-    text, _ = turn_format.of(target).write(
-        target, target.decode(prompt_ids[-8:]), message, finished=finish_reason != "length"
-    )
+    text, _ = form.write(target, target.decode(prompt_ids[-8:]), message, finished=finish_reason != "length")
     return target.encode(text)
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from scripts.lib.core.exact_json import json_text, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.target.chat_template import given_arguments
-from scripts.lib.target.model import Target, TemplateError
+from scripts.lib.target.model import Target
+from scripts.lib.target.probes import ASK, CONTENT, NAME, RESULT, render
 
-_ID, _NAME, _RESULT = "IDm5", "NAMEm6", "Resultm4"
+_ID = "IDm5"
 _NINE = "abcdefgh9"
 
 
@@ -93,28 +94,24 @@ def form_of(target: Target) -> CallForm:
     """The form that a target's template wants, learned once."""
     shown = _rendered(target, _ID, None)
     if shown is not None:
-        return CallForm(ids="named" if _ID in shown and _NAME not in shown else "any")
+        return CallForm(ids="named" if _ID in shown and NAME not in shown else "any")
     if _rendered(target, _NINE, None) is not None:
         return CallForm(ids="nine")
-    return CallForm(results_named=_rendered(target, _ID, _NAME) is not None)
+    return CallForm(results_named=_rendered(target, _ID, NAME) is not None)
 
 
 def _rendered(target: Target, call_id: str, name: str | None) -> str | None:
     """A call and its result as the template renders them; None when it refuses."""
-    for conversation in _attempts(call_id, name):
-        try:
-            return target.render_text(conversation)
-        except TemplateError:
-            continue
-    return None
+    attempts = (render(target, conversation, True) for conversation in _attempts(call_id, name))
+    return next((shown for shown in attempts if shown is not None), None)
 
 
 def _attempts(call_id: str, name: str | None) -> Iterator[list[Message]]:
     """With and without text beside the call: some templates want the one, some the other."""
-    calls = json_text([{"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": {}}}])
-    for content in ("", "Contentm3"):
+    calls = json_text([{"id": call_id, "type": "function", "function": {"name": NAME, "arguments": {}}}])
+    for content in ("", CONTENT):
         yield [
-            Message("user", "Qm1"),
+            ASK,
             Message("assistant", content, None, calls),
-            Message("tool", _RESULT, name=name, tool_call_id=call_id),
+            Message("tool", RESULT, name=name, tool_call_id=call_id),
         ]

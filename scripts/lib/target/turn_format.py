@@ -8,21 +8,13 @@ learned from the template by rendering marked messages, and the turn is put toge
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import orjson
 
 from scripts.lib.core.records import Message
 from scripts.lib.target import thoughts
 from scripts.lib.target.model import Target
-
-_ASK = Message("user", "Qm1")
-# Words that no template contains, without blanks at the ends (some templates trim).
-_THOUGHT, _CONTENT = "Thoughtm2", "Contentm3"
-_CALL = orjson.dumps(
-    [{"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-).decode()
+from scripts.lib.target.probes import ASK, CONTENT, RESULT, THOUGHT, shown_thoughts
 
 
 class NotWritable(ValueError):
@@ -48,7 +40,7 @@ class TurnFormat:
         """
         if message.role != "assistant" or message.reasoning is not None or not self.close:
             return message
-        found = thoughts.split_prefilled(message.content, (self.open, self.close))
+        found = thoughts.split_anyhow(message.content, (self.open, self.close))
         return message if found is None else dataclasses.replace(message, content=found[1], reasoning=found[0])
 
     def write(self, target: Target, prompt: str, message: Message, finished: bool = True) -> tuple[str, list[str]]:
@@ -60,6 +52,8 @@ class TurnFormat:
         if target.harmony is not None:
             return _write_harmony(target, message, finished), []
         flags: list[str] = []
+        if message.reasoning is None and thoughts.looks_like_thought(message.content):
+            flags.append("thought_in_text")
         text = ""
         inside = bool(self.open) and prompt.rstrip().endswith(self.open)
         closed = bool(self.close) and prompt.rstrip().endswith(self.close)
@@ -96,49 +90,35 @@ def learn(target: Target) -> TurnFormat:
     if target.harmony is not None:
         return TurnFormat(end="<|return|>")
     end = _end(target)
-    texts = {token: text for text, token in target.structural_texts.items()}
-    opening, closing = texts.get(target.think_open_id), texts.get(target.think_close_id)
-    if opening is None or closing is None or not (opening in target.template or closing in target.template):
+    if target.think_tags is None or not any(tag in target.template for tag in target.think_tags):
         return TurnFormat(end)  # Qwen3-2507-Instruct has the tokens, its model doesn't think
-    prompt = target.render_text([_ASK])
-    shown = re.compile(rf"(\s*){re.escape(opening)}(\s*){_THOUGHT}(\s*){re.escape(closing)}(\s*){_CONTENT}", re.DOTALL)
-    for rendered in _shown(target):
+    opening, closing = target.think_tags
+    prompt = target.render_text([ASK])
+    # Gemma 4 names its channel after the opening tag.
+    shown = re.compile(
+        rf"(\s*){re.escape(opening)}(\s*\w*:?\s*){THOUGHT}(\s*){re.escape(closing)}(?:(\s*){CONTENT})?", re.DOTALL
+    )
+    for rendered in shown_thoughts(target):
         match = shown.search(rendered)
         if match:
             before = rendered[len(prompt) : match.end(1)] if rendered.startswith(prompt) else ""
-            return TurnFormat(end, before, opening, match[2], match[3], closing, match[4])
+            return TurnFormat(end, before, opening, match[2], match[3], closing, match[4] or "")
     # The template never shows a thought (DeepSeek-V3.1, R1, SmolLM3). Where it prefills an empty one, or opens one in
     # the generation prompt, the line breaks there tell whether tags stand on lines of their own.
     empty = re.search(rf"{re.escape(opening)}((?:\\n)*){re.escape(closing)}((?:\\n)*)", target.template)
-    if prompt.endswith(opening + "\n"):
+    if prompt.endswith(opening + "\n") or (target.think_texts and not prompt.endswith(opening)):
         return TurnFormat(end, "", opening, "\n", "\n", closing, "\n\n")
     if empty and empty[1]:
         return TurnFormat(end, "", opening, "\n", "\n", closing, "\n" * empty[2].count("n"))
     return TurnFormat(end, "", opening, "", "", closing, "")
 
 
-def _shown(target: Target) -> Iterator[str]:
-    """Renderings in which some template keeps the thought: the last turn, or a turn that calls a tool."""
-    answer = Message("assistant", _CONTENT, _THOUGHT)
-    call = Message("assistant", _CONTENT, _THOUGHT, _CALL)
-    attempts: list[tuple[Sequence[Message], bool]] = [
-        ([_ASK, answer], False),
-        ([_ASK, call], False),
-        ([_ASK, call, Message("tool", "Resultm4")], True),
-    ]
-    for messages, generation_prompt in attempts:
-        try:
-            yield target.render_text(messages, generation_prompt=generation_prompt)
-        except ValueError:
-            continue
-
-
 def _end(target: Target) -> str:
     """The token that ends a turn: the first of the target's stop tokens that the template puts after an answer."""
-    answer = Message("assistant", _CONTENT)
-    for messages, generation_prompt in (([_ASK, answer, _ASK], True), ([_ASK, answer], False)):
+    answer = Message("assistant", CONTENT)
+    for messages, generation_prompt in (([ASK, answer, ASK], True), ([ASK, answer], False)):
         rendered = target.render_text(messages, generation_prompt=generation_prompt)
-        match = _stop_tokens(target).search(rendered, rendered.find(_CONTENT) + len(_CONTENT))
+        match = _stop_tokens(target).search(rendered, rendered.find(CONTENT) + len(CONTENT))
         if match:
             return match[0]
     return min(text for text, token in target.structural_texts.items() if token in target.eos_ids)
@@ -154,10 +134,10 @@ def _tool_section(target: Target, form: TurnFormat, message: Message) -> tuple[s
 
     GLM-4.5 ends a turn that calls a tool with `<|observation|>`, others with `<|user|>`.
     """
-    content = _CONTENT if message.content.strip() else ""
-    call = [_ASK, Message("assistant", content, None, message.tool_calls)]
+    content = CONTENT if message.content.strip() else ""
+    call = [ASK, Message("assistant", content, None, message.tool_calls)]
     try:
-        rendered = target.render_text([*call, Message("tool", "Resultm4")], generation_prompt=False)
+        rendered = target.render_text([*call, Message("tool", RESULT)], generation_prompt=False)
     except ValueError:  # some templates want more of a tool's message than that
         rendered = target.render_text(call, generation_prompt=False)
     if content:
@@ -166,7 +146,7 @@ def _tool_section(target: Target, form: TurnFormat, message: Message) -> tuple[s
             raise NotWritable("the chat template shows no content beside tool calls")
     else:
         prefilled = rf"\s*{re.escape(form.open)}\s*({re.escape(form.close)}\s*)?" if form.open else r"\s*"
-        header = re.sub(rf"({prefilled})$", "", target.render_text([_ASK]))
+        header = re.sub(rf"({prefilled})$", "", target.render_text([ASK]))
         rest = rendered.removeprefix(header) if rendered.startswith(header) else ""
         if form.close and form.close in rest:
             rest = rest[rest.index(form.close) + len(form.close) :].removeprefix(form.after_close)
@@ -189,9 +169,9 @@ def _write_harmony(target: Target, message: Message, finished: bool) -> str:
         if message.content:
             raise NotWritable("gpt-oss writes no final answer beside a tool call")
         rendered = target.render_text(
-            [_ASK, Message("assistant", "", None, message.tool_calls)], generation_prompt=False
+            [ASK, Message("assistant", "", None, message.tool_calls)], generation_prompt=False
         )
-        prompt = target.render_text([_ASK])
+        prompt = target.render_text([ASK])
         return text + rendered[len(prompt) :]
     return text + f"<|channel|>final<|message|>{message.content}" + ("<|return|>" if finished else "")
 

@@ -15,6 +15,7 @@ from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import POLICIES, Completion, Message, Sample, Turn
 from scripts.lib.target.model import Target
+from scripts.lib.target.thoughts import looks_like_thought
 from scripts.lib.tokens.provenance import provenance_of
 
 
@@ -87,6 +88,8 @@ def turn_flags(turn: Turn) -> set[str]:
         flags.add("truncated")
     if "reasoning_only" in turn_outcomes(turn):
         flags.add("reasoning_only")
+    if turn.reasoning is None and looks_like_thought(turn.content or ""):
+        flags.add("thought_in_text")
     return flags
 
 

@@ -15,13 +15,15 @@ import pyarrow.parquet as pq
 
 from scripts.lib.core import durable, records
 from scripts.lib.core.records import Sample
+from scripts.lib.target.model import Target
+from scripts.lib.target.output import thought_length
 
 
 class Statistics:
     """Sums over samples."""
 
-    def __init__(self, think_close_id: int | None):
-        self._close = think_close_id
+    def __init__(self, target: Target):
+        self._target = target
         self.samples = self.tokens = self.supervised_tokens = self.thinking_samples = 0
         self.reasoning_tokens = self.multi_turn_samples = 0
         self.lengths: Counter[int] = Counter()
@@ -50,14 +52,14 @@ class Statistics:
 
     def _thought(self, ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, sample: Sample) -> int:
         """Supervised tokens of thoughts: from the start of an answer to its closing tag, or all of an unclosed one."""
-        if self._close is None:
+        if self._target.think_tags is None:
             return 0
         total = 0
         ends = np.flatnonzero(np.diff(np.concatenate((mask, [0]))) == -1) + 1
         for start, end in zip(starts, ends):
-            closes = np.flatnonzero(ids[start:end] == self._close)
-            if closes.size:
-                total += int(closes[0]) + 1
+            closed = thought_length(self._target, ids[start:end].tolist())
+            if closed:
+                total += closed
             elif end == ends[-1] and "reasoning_only" in sample.flags:
                 total += int(end - start)
         return total

@@ -52,7 +52,7 @@ def validate_tokens(config: Config, target: Target, shard: ShardFiles) -> dict[s
     Raises UserError when the shard's files don't fit together: a prompt without outcome, a sample without prompt.
     """
     gates = Gates(target, config.validation, longest_answer(config, shard.dataset))
-    statistics = Statistics(target.think_close_id)
+    statistics = Statistics(target)
     refused: dict[int, tuple[str, str]] = {}
     samples_of: Counter[str] = Counter()
 

@@ -15,6 +15,7 @@ class Markers:
 
     def __init__(self):
         self.structural_texts = {"<|im_end|>": 2, "<|im_start|>": 1, "</think>": 5}
+        self.thinks = True
 
     def structural_in(self, text):
         return [token for name, token in self.structural_texts.items() if name in text]

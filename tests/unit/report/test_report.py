@@ -270,6 +270,15 @@ def test_reconstructed_answers_of_another_length_than_was_billed_are_named():
     )
 
 
+def test_thoughts_that_the_target_does_not_know_are_named():
+    strange = validated(100, 200)
+    strange["statistics"]["flags"] = {"thought_in_text": 30, "reasoning_dropped": 1}
+    (found,) = texts(run_of(dataset("a", strange)))
+    assert (
+        found == "look a: 30.0% of its samples (30) begin with what looks like a thought, which is text to the target."
+    )
+
+
 def test_rejects_above_the_limit_stop_the_run_below_it_they_are_named():
     many = validated(60, 200, samples=100, prompts=100, outcomes={"ok": 100}, rejects={"stop_token": 40})
     some = validated(90, 200, samples=100, prompts=100, outcomes={"ok": 100}, rejects={"bos": 9, "script": 1})

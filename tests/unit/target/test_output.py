@@ -1,11 +1,14 @@
 """Outputs are split at ids, and put together from text as each family's model writes them."""
 
+from pathlib import Path
+
 import pytest
 
 from scripts.lib.core.records import Message
-from scripts.lib.target.output import Output, split_output, thinks_already
+from scripts.lib.target.model import Target
+from scripts.lib.target.output import Output, split_output, thinks_already, thought_length
 from tests.dialogues import said
-from tests.families import FAMILIES, target
+from tests.families import FAMILIES, published, target
 
 THINKING = [name for name, family in FAMILIES.items() if family.written is not None]
 WITH_TAGS = [name for name in THINKING if name != "gpt-oss"]
@@ -55,7 +58,8 @@ def test_only_the_first_closing_tag_ends_the_thought(name: str):
     model = target(name)
     output = said(name, [*model.encode("4."), model.think_close_id, *model.encode("5.")], model.encode("Simple."))
     split = split_output(model, model.render(USER), output)
-    assert (split.content, split.reasoning) == ("4.</think>5.", "Simple.")
+    assert model.think_tags is not None
+    assert (split.content, split.reasoning) == (f"4.{model.think_tags[1]}5.", "Simple.")
 
 
 def test_a_thought_open_in_an_earlier_turn_does_not_count():
@@ -100,3 +104,52 @@ def test_tool_calls_are_seen(name: str, text: str, seen: tuple[int, ...]):
 def test_harmony_channels(text: str, expected: Output):
     model = target("gpt-oss")
     assert split_output(model, model.render(USER), model.encode(text)) == expected
+
+
+def text_thinker(tmp_path: Path, template: str = "Skywork-Skywork-R1V3-38B") -> Target:
+    """A model whose think tags are ordinary text to its tokenizer."""
+    return published(template, tmp_path, lacking=("<think>", "</think>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hm.\n</think>\n\n4.", Output("4.", "Hm.", True, ())),
+        ("<think>\nHm.\n</think>\n\n4.", Output("4.", "Hm.", True, ())),
+        ("Hm, let me", Output("", "Hm, let me", False, ())),
+    ],
+)
+def test_thoughts_in_text_of_a_model_that_is_prompted_to_think(text: str, expected: Output, tmp_path: Path):
+    model = text_thinker(tmp_path)
+    prompt = model.render(USER)
+    assert split_output(model, prompt, [*model.encode(text), 151645]) == expected
+    assert thought_length(model, model.encode(text)) == len(
+        model.encode(text.partition("</think>")[0] + "</think>")
+    ) * ("</think>" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<reasoning>\nHm.\n</reasoning>\n4.", Output("4.", "Hm.", True, ())),
+        ("<reasoning>\nHm, let me", Output("", "Hm, let me", False, ())),
+        ("4. </reasoning>", Output("4. </reasoning>", None, True, ())),
+        ("It ends with <reasoning>", Output("It ends with <reasoning>", None, True, ())),
+    ],
+)
+def test_thoughts_in_text_of_a_model_that_begins_them_itself(text: str, expected: Output, tmp_path: Path):
+    model = text_thinker(tmp_path, "RekaAI-reka-flash-3")
+    assert split_output(model, model.render(USER), model.encode(text)) == expected
+
+
+def test_gemmas_channel_and_calls():
+    """No list of names holds them: `thought` names the channel and is no part of the thought."""
+    model = target("gemma-4")
+    prompt = model.render(USER)
+    assert split_output(model, prompt, model.encode("<|channel>thought\n<channel|>4.<turn|>")) == Output(
+        "4.", "", True, ()
+    )
+    cut = split_output(model, prompt, model.encode("<|channel>thought\nLet me"))
+    assert (cut.content, cut.reasoning, cut.reasoning_closed) == ("", "Let me", False)
+    assert not split_output(model, prompt, model.encode("<|channel>thought\n<channel|>")).thinks
+    assert split_output(model, prompt, model.encode("<|tool_call>call:f{}<tool_call|>")).tool_ids_seen == (48,)

@@ -70,6 +70,16 @@ def test_reconstruction_for_the_three_kimi_formats_of_prompts():
     assert opened == {"kimi-k2.5": 0, "kimi-k2-thinking": 1, "kimi-k2.5-instant": 0}
 
 
+@pytest.mark.parametrize("name", ["kimi-k2.5", "qwen3", "qwen3-2507-thinking", "gemma-4"])
+def test_a_thought_that_an_api_leaves_in_the_content(name: str):
+    """Servers without a reasoning parser return `Simple.</think>4.`; the closing tag must not come twice."""
+    model = target(name)
+    prompt = model.render(USER)
+    apart = reconstruct(model, prompt, "4.", "Simple.", "stop")
+    assert reconstruct(model, prompt, "Simple.</think>4.", None, "stop") == apart
+    assert reconstruct(model, prompt, "<think>\nSimple.\n</think>\n\n4.", None, "stop") == apart
+
+
 @pytest.mark.parametrize(
     ("content", "thought", "count", "flags"),
     [

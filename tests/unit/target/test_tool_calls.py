@@ -1,6 +1,5 @@
 """Calls and results as each template wants them, whatever the source left out."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,9 @@ import pytest
 from scripts.lib.core.exact_json import json_text, read_json
 from scripts.lib.core.records import Message, Prompt
 from scripts.lib.target import tool_calls
-from scripts.lib.target.model import Target
 from scripts.lib.target.tool_calls import CallForm
 from scripts.lib.tokens.conversations import from_conversations
-from tests.families import FAMILIES, prepared, target
+from tests.families import FAMILIES, published, target
 
 ID = "0123456789abcdef" * 2
 
@@ -111,10 +109,6 @@ def test_a_supervised_call_of_kimi_holds_its_function():
     assert answered(sample.messages) == ["functions.count_sacks:0"]
 
 
-def published(name: str, tmp_path: Path) -> Target:
-    return prepared(replace(FAMILIES["llama-3.1"], template=name), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("template", "form"),
     [
@@ -127,11 +121,11 @@ def published(name: str, tmp_path: Path) -> Target:
     ],
 )
 def test_forms_of_published_templates(template: str, form: CallForm, tmp_path: Path):
-    assert tool_calls.form_of(published(template, tmp_path)) == form
+    assert tool_calls.form_of(published(template, tmp_path, "llama-3.1")) == form
 
 
 def test_mistral_takes_nine_letters_and_digits(tmp_path: Path):
-    model = published("mistralai-Mistral-Nemo-Instruct-2407", tmp_path)
+    model = published("mistralai-Mistral-Nemo-Instruct-2407", tmp_path, "llama-3.1")
     messages = [
         turn(call("count", "call_Ab12cd34E"), call("count", "c1"), call("count")),
         *(Message("tool", text) for text in "345"),
@@ -144,7 +138,7 @@ def test_mistral_takes_nine_letters_and_digits(tmp_path: Path):
 
 
 def test_a_result_gets_its_functions_name_where_it_must_have_one(tmp_path: Path):
-    model = published("unsloth-functiongemma-270m-it", tmp_path)
+    model = published("unsloth-functiongemma-270m-it", tmp_path, "llama-3.1")
     formed = tool_calls.form_of(model).applied([turn(call("count")), Message("tool", "3")])
     assert formed[1].name == "count"
     assert "response:count" in model.render_text([Message("user", "How many?"), *formed])

@@ -1,6 +1,7 @@
 """Ready conversations become what the target would have written, turn by turn; ready tokens pass through."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from scripts.lib.tokens.completions import from_completion
 from scripts.lib.tokens.conversations import from_conversations
 from scripts.lib.validated.gates import Gates
 from tests.dialogues import DATASET, ID
-from tests.families import FAMILIES, TEXT, target
+from tests.families import FAMILIES, TEXT, published, target
 
 THINKING = [name for name, family in FAMILIES.items() if family.written is not None]
 
@@ -93,6 +94,45 @@ def test_thoughts_between_tags_in_the_content_are_understood(name: str, content:
     (apart,) = from_conversations(model, [conversation("What is 2+2?", "4.", thoughts=("Simple.",))])
     assert inline.input_ids == apart.input_ids
     assert inline.messages[-1] == Message("assistant", "4.", "Simple.")
+
+
+THINK = ("<think>", "</think>")
+
+
+def learnt(model: Target, prompt: Prompt) -> tuple[str, list[str]]:
+    (sample,) = from_conversations(model, [prompt])
+    return supervised(model, sample), sample.flags
+
+
+def test_thoughts_of_a_model_whose_tags_are_text(tmp_path: Path):
+    """Skywork-R1V's generation prompt ends with the tag, which its tokenizer doesn't know (Skywork-R1V issue 42)."""
+    model = published("Skywork-Skywork-R1V3-38B", tmp_path, lacking=THINK)
+    written = "Simple.\n</think>\n\n4.<|im_end|>", []
+    assert learnt(model, conversation("What is 2+2?", "<think>\nSimple.\n</think>\n\n4.")) == written
+    assert learnt(model, conversation("What is 2+2?", "4.", thoughts=("Simple.",))) == written
+
+
+@pytest.mark.parametrize(("template", "end"), [("nvidia-Llama-3.1-Nemotron-Nano-8B-v1", "<|eot_id|>")])
+def test_a_thought_in_the_content_stays_text_where_the_template_knows_none(template: str, end: str, tmp_path: Path):
+    """Llama-Nemotron's renders the content as it is (vllm PR 21041)."""
+    model = published(template, tmp_path, "llama-3.1")
+    content = "<think>\nSimple.\n</think>\n\n4."
+    assert learnt(model, conversation("What is 2+2?", content)) == (content + end, ["thought_in_text"])
+    assert learnt(model, conversation("What is 2+2?", "4.", thoughts=("Simple.",))) == (
+        "4." + end,
+        ["reasoning_dropped"],
+    )
+
+
+@pytest.mark.parametrize("content", ["<thinking>Hm.</thinking>4.", "◁think▷Hm.◁/think▷4.", "<|x|>Hm.<|/x|>4."])
+def test_what_looks_like_a_thought_is_flagged(content: str):
+    """Kimi-Dev and Kimi-VL write the second, which no list of ours holds."""
+    assert learnt(target("llama-3.1"), conversation("What is 2+2?", content))[1] == ["thought_in_text"]
+
+
+@pytest.mark.parametrize("content", ["<table><tr></tr></table>", "<answer>4</answer>", "[1] It is 4. [/1]", "< 4 >"])
+def test_markup_is_no_thought(content: str):
+    assert learnt(target("llama-3.1"), conversation("What is 2+2?", content))[1] == []
 
 
 def test_a_thought_that_the_model_has_no_place_for_is_dropped_and_flagged():

@@ -20,7 +20,7 @@ def samples(name: str) -> list[Sample]:
 
 def test_thoughts_are_counted_up_to_their_closing_tag():
     model = target("kimi-k2.5")
-    counted = Statistics(model.think_close_id)
+    counted = Statistics(model)
     for sample in samples("kimi-k2.5"):
         counted.add(sample)
     thought = len(model.encode("Simple.")) + 1
@@ -31,7 +31,7 @@ def test_thoughts_are_counted_up_to_their_closing_tag():
 def test_a_thought_that_never_closed_counts_whole():
     model = target("kimi-k2.5")
     (sample,) = samples_of(converse(model, ["a"], [model.encode("Let me consider this")]))
-    counted = Statistics(model.think_close_id)
+    counted = Statistics(model)
     counted.add(sample)
     values = counted.as_dict()
     assert values["reasoning_tokens"] == values["supervised_tokens"] == len(model.encode("Let me consider this"))
@@ -40,7 +40,7 @@ def test_a_thought_that_never_closed_counts_whole():
 
 def test_merged_turns_are_one_sample_with_several_spans():
     model = target("llama-3.1")
-    counted = Statistics(model.think_close_id)
+    counted = Statistics(model)
     for sample in samples("llama-3.1"):
         counted.add(sample)
     values = counted.as_dict()
