@@ -85,12 +85,17 @@ class Dialogue:
             id=self._request_ids.make(work.prompt.id, len(work.turns)),
             prompt_ids=prompt_ids,
             max_tokens=min(wanted, room),
-            seed=seed_of(self.sampling.seed, work.prompt.id, len(work.turns), work.resamples + (work.part is not None)),
+            seed=self._seed(work),
             sampling=self.sampling,
             messages=history(work.prompt.messages, work.turns),
             tools=work.prompt.tools,
             stop_ids=self._stop_ids,
         )
+
+    def _seed(self, work: Work) -> int | None:
+        if self.sampling.seed is None:
+            return None
+        return seed_of(self.sampling.seed, work.prompt.id, len(work.turns), work.resamples + (work.part is not None))
 
     def _wanted(self, work: Work, prompt_ids: list[int]) -> tuple[list[int], int]:
         """(ids to send, most tokens to ask for), whatever room there is."""
@@ -134,7 +139,7 @@ class Dialogue:
             endpoint=endpoint,
             cost_usd=(answer.cost_usd or 0.0) + (work.part.cost_usd if work.part else 0.0),
             seconds=int(1000 * (seconds + (work.part.seconds if work.part else 0.0))) / 1000,
-            seed=request.seed,
+            seed=request.seed or 0,
         )
         if verdict.outcome in ("length", "reasoning_only", "repetition") and self._wants_more(work, turn, verdict):
             work.part = turn

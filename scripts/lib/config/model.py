@@ -68,7 +68,11 @@ class Sampling(Section):
     repetition_penalty: float = Field(1.0, gt=0)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    seed: int = Field(0, ge=0, description="Each request's seed is derived from this and the prompt's id.")
+    seed: int | None = Field(
+        0,
+        ge=0,
+        description="Each request's seed is derived from this and the prompt's id. `null` sends none: vLLM then samples with its fused kernels, and no answer can be had twice.",
+    )
 
 
 class Lane(Section):
@@ -87,8 +91,12 @@ class Launch(Section):
 
     replicas: int = Field(1, gt=0, description="Servers to start, each on its own GPUs.")
     gpus_per_replica: int = Field(0, ge=0, description="GPUs of one server (tensor x data parallel). 0: a CPU server.")
-    tensor_parallel: int = Field(1, gt=0)
-    data_parallel: int = Field(1, gt=0)
+    tensor_parallel: int | None = Field(
+        None,
+        gt=0,
+        description="GPUs over which one copy of the model is split. Default: gpus_per_replica / data_parallel.",
+    )
+    data_parallel: int = Field(1, gt=0, description="Copies of the model in one server.")
     environment: str | None = Field(
         None, description="Virtual environment that holds the engine, such as `.venvs/sglang`; none: the client's own."
     )

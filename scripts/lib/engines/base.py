@@ -30,7 +30,7 @@ class Request:
     id: str  # unique per send: the engine's request id, used to abort it
     prompt_ids: list[int]
     max_tokens: int
-    seed: int
+    seed: int | None  # None: the engine draws its own
     sampling: Sampling
     messages: "list[Message]" = field(default_factory=list)  # for APIs that take no ids
     tools: str | None = None
@@ -199,3 +199,8 @@ JSON = {"Content-Type": "application/json"}
 def post(path: str, body: dict, headers: Mapping[str, str] | None = None) -> Call:
     """A POST of a JSON body."""
     return Call("POST", path, orjson.dumps(body), {**JSON, **headers} if headers else JSON)
+
+
+def seed_field(name: str, request: Request) -> dict[str, int]:
+    """The seed under the name that an engine has for it; nothing where none is to be sent."""
+    return {} if request.seed is None else {name: request.seed}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.lib.config.model import Launch
 from scripts.lib.core.errors import UserError
 from scripts.lib.target.location import EMBEDDED, ModelLocation
 
@@ -20,6 +21,41 @@ class ServerPlan:
 
     command: list[str]
     env: dict[str, str] = field(default_factory=dict)
+
+
+# Flags under which people say themselves how a server spreads over GPUs or machines.
+_SPREAD = {
+    *("tp", "tp-size", "tensor-parallel-size", "dp", "dp-size", "data-parallel-size", "attn-dp-size", "pp", "pp-size"),
+    *(
+        "pipeline-parallel-size",
+        "enable-dp-attention",
+        "nnodes",
+        "prefill-context-parallel-size",
+        "decode-context-parallel-size",
+    ),
+}
+
+
+def parallel_sizes(launch: Launch) -> tuple[int | None, int | None]:
+    """(GPUs of one copy of the model, copies in a server); None for what `launch.flags` say.
+
+    Raises UserError when they don't make up `gpus_per_replica`: GPUs would be taken and left idle, or missing.
+    """
+    gpus, data = launch.gpus_per_replica, launch.data_parallel
+    if _SPREAD & {flag_name(name) for name, value in launch.flags.items() if value not in (None, False)}:
+        return launch.tensor_parallel, data if data > 1 else None
+    tensor = launch.tensor_parallel or max(1, gpus // data)
+    if tensor * data != max(1, gpus):
+        raise UserError(
+            f"engine.launch: tensor_parallel {tensor} x data_parallel {data} make {tensor * data} GPUs a server, "
+            f"gpus_per_replica is {gpus}: set it to their product (or leave tensor_parallel out)"
+        )
+    return tensor, data
+
+
+def deadlines(seconds: float, *names: str) -> dict[str, str]:
+    """Variables of an engine's own deadlines, so that none ends a start that `start_timeout` still allows."""
+    return {name: str(int(seconds)) for name in names if name not in os.environ}
 
 
 def environment_program(environment: str | None, program: str, kind: str) -> str:

@@ -14,7 +14,7 @@ import psutil
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines import embedded_server
-from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
 from scripts.lib.engines.errors import error_in_200, read_error
 from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, with_flags
 from scripts.lib.engines.metrics import MetricNames
@@ -100,7 +100,7 @@ class LlamaCpp(Adapter):
                 "repeat_penalty": sampling.repetition_penalty,
                 "presence_penalty": sampling.presence_penalty,
                 "frequency_penalty": sampling.frequency_penalty,
-                "seed": request.seed,
+                **seed_field("seed", request),
                 "cache_prompt": True,
                 "return_tokens": True,
                 "response_fields": _FIELDS,
@@ -117,7 +117,7 @@ class LlamaCpp(Adapter):
             return failure
         # There is no request id; the seed, which each request of ours has its own of, tells replies apart as well.
         seed = as_count(body.get(_SEED))
-        if seed not in (None, request.seed):
+        if request.seed is not None and seed not in (None, request.seed):
             return Failure("retry", f"the answer to another request came (seed {seed})", billed=True)
         tokens = read_ids(body.get("tokens"), "is it a llama.cpp that knows `return_tokens`?")
         if isinstance(tokens, Failure):

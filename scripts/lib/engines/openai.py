@@ -13,7 +13,7 @@ import orjson
 
 from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
-from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
 from scripts.lib.engines.completions_api import read_choice, texts_of, wire_messages
 from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
 
@@ -72,7 +72,7 @@ class OpenAI(Adapter):
             "max_tokens": request.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": request.seed,
+            **seed_field("seed", request),
         }
         # Only what is set: APIs refuse parameters that they don't know.
         optional = {

@@ -15,10 +15,19 @@ from typing import Any
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
 from scripts.lib.engines.completions_api import read_choice, reasoning_of, stop_id, wire_messages
 from scripts.lib.engines.errors import error_in_200, read_error
-from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, model_location, with_flags
+from scripts.lib.engines.launching import (
+    PORT,
+    PROBE_IDS,
+    ServerPlan,
+    deadlines,
+    environment_program,
+    model_location,
+    parallel_sizes,
+    with_flags,
+)
 from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.engines.values import (
     as_count,
@@ -35,6 +44,8 @@ from scripts.lib.engines.values import (
 
 # The mamba strategy's flag, newest name first. 0.5.23 knows only the first one (sglang issue #27418).
 MAMBA_FLAGS = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
+_WATCHDOG_SECONDS = 300  # its own: a batch that takes longer ends the server (arg_groups/fields/device.py)
+_LARGEST_PENALTY = 2.0  # sampling_params.py
 _INPUT_SPARE = 5  # tokens by which the longest input is shorter than the longest request
 _DRAFTING = (
     "EAGLE",
@@ -147,6 +158,16 @@ class SGLang(Adapter):
         super().__init__(config)
         self.chat = config.engine.api == "chat"
 
+    def check(self) -> None:
+        super().check()
+        if self.config.sampling.repetition_penalty > _LARGEST_PENALTY:
+            penalty = self.config.sampling.repetition_penalty
+            raise UserError(
+                f"sampling.repetition_penalty: SGLang refuses more than {_LARGEST_PENALTY}, not to say {penalty}"
+            )
+        if not self.config.engine.endpoints:
+            parallel_sizes(self.config.engine.launch)
+
     def request(self, request: Request) -> Call:
         return self._chat_request(request) if self.chat else self._native_request(request)
 
@@ -167,7 +188,7 @@ class SGLang(Adapter):
                     "presence_penalty": sampling.presence_penalty,
                     "frequency_penalty": sampling.frequency_penalty,
                     "stop_token_ids": list(request.stop_ids),
-                    "sampling_seed": request.seed,
+                    **seed_field("sampling_seed", request),
                 },
             },
         )
@@ -190,7 +211,7 @@ class SGLang(Adapter):
                 "presence_penalty": sampling.presence_penalty,
                 "frequency_penalty": sampling.frequency_penalty,
                 "stop_token_ids": list(request.stop_ids),
-                "seed": request.seed,
+                **seed_field("seed", request),
                 "return_token_ids": True,
                 "return_prompt_token_ids": True,
             },
@@ -289,6 +310,7 @@ class SGLang(Adapter):
         """Command of one server, in the words of the installed version."""
         config, launch = self.config, self.config.engine.launch
         python = environment_program(launch.environment, "python", self.kind)
+        tensor, data = parallel_sizes(launch)
         context = int(durable.read_json(target_dir / "target.json")["context_length"])
         ours: dict[str, object] = {
             "model-path": model_location(config.model.name),
@@ -298,13 +320,14 @@ class SGLang(Adapter):
             "served-model-name": self.served_model,
             "host": "127.0.0.1",
             "port": PORT,
-            "tp-size": launch.tensor_parallel,
-            "dp-size": launch.data_parallel,
+            "tp-size": tensor,
+            "dp-size": data,
             "context-length": context,
             "attention-backend": launch.attention_backend,
             "mem-fraction-static": launch.mem_fraction_static,
             "max-running-requests": launch.max_running_requests,
             "dtype": launch.dtype,
+            "watchdog-timeout": int(max(_WATCHDOG_SECONDS, launch.start_timeout)),
             # Load and hang detection read /metrics, which is 404 without this.
             "enable-metrics": True,
         }
@@ -313,4 +336,6 @@ class SGLang(Adapter):
         if launch.mamba_strategy:
             flag, strategy = mamba_flag(installed_help(python), launch.mamba_strategy)
             ours[flag] = strategy
-        return ServerPlan(with_flags([python, "-m", "sglang.launch_server"], ours, launch.flags))
+        # It kills itself when its first batch, which compiles kernels, takes longer (http_server.py of 0.5.23: 600 s).
+        patience = deadlines(launch.start_timeout, "SGLANG_WARMUP_TIMEOUT")
+        return ServerPlan(with_flags([python, "-m", "sglang.launch_server"], ours, launch.flags), patience)

@@ -10,9 +10,19 @@ from pathlib import Path
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post
+from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
 from scripts.lib.engines.completions_api import read_choice, stop_id
-from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, model_location, with_flags
+from scripts.lib.engines.launching import (
+    PORT,
+    PROBE_IDS,
+    ServerPlan,
+    deadlines,
+    environment_program,
+    merged_flags,
+    model_location,
+    parallel_sizes,
+    with_flags,
+)
 from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.engines.values import (
     as_count,
@@ -44,6 +54,18 @@ class VLLM(Adapter):
         progress=("generation_tokens_total", "prompt_tokens_total", "kv_cache_usage_perc", "num_requests_running"),
     )
 
+    def check(self) -> None:
+        super().check()
+        launch = self.config.engine.launch
+        if self.config.engine.endpoints:
+            return
+        parallel_sizes(launch)
+        if self.config.sampling.min_p and "speculative-config" in merged_flags({}, launch.flags):
+            raise UserError(
+                "sampling.min_p: vLLM refuses it with speculation (engine.launch.flags: speculative-config): set it to 0, "
+                "or leave speculation out"
+            )
+
     def request(self, request: Request) -> Call:
         sampling = request.sampling
         return post(
@@ -62,7 +84,7 @@ class VLLM(Adapter):
                 "presence_penalty": sampling.presence_penalty,
                 "frequency_penalty": sampling.frequency_penalty,
                 "stop_token_ids": list(request.stop_ids),
-                "seed": request.seed,
+                **seed_field("seed", request),
                 "return_token_ids": True,
             },
         )
@@ -115,6 +137,7 @@ class VLLM(Adapter):
                     f"engine.launch.{setting}: is a setting of SGLang: for vLLM use engine.launch.flags, "
                     "such as `{attention-backend: FLASHINFER}`"
                 )
+        tensor, data = parallel_sizes(launch)
         context = int(durable.read_json(target_dir / "target.json")["context_length"])
         program = environment_program(launch.environment, "vllm", self.kind)
         ours: dict[str, object] = {
@@ -124,11 +147,15 @@ class VLLM(Adapter):
             "served-model-name": self.served_model,
             "host": "127.0.0.1",
             "port": PORT,
-            "tensor-parallel-size": launch.tensor_parallel,
-            "data-parallel-size": launch.data_parallel,
+            "tensor-parallel-size": tensor,
+            "data-parallel-size": data,
             "max-model-len": context,
             "gpu-memory-utilization": launch.mem_fraction_static,
             "max-num-seqs": launch.max_running_requests,
             "dtype": launch.dtype,
         }
-        return ServerPlan(with_flags([program, "serve", model_location(config.model.name)], ours, launch.flags))
+        # Kernels that are compiled while it serves may take longer than its own 300 s for a batch (multiproc_executor.py).
+        patience = deadlines(launch.start_timeout, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_ENGINE_READY_TIMEOUT_S")
+        return ServerPlan(
+            with_flags([program, "serve", model_location(config.model.name)], ours, launch.flags), patience
+        )

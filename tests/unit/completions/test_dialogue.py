@@ -409,3 +409,11 @@ def test_a_thought_without_a_place_is_refused(family, reasoning, refused):
     if refused:
         assert (step.kind, step.billed) == ("permanent", True)
         assert "engine.extra_body" in step.reason
+
+
+def test_no_seed_is_sent_when_there_is_to_be_none():
+    dialogue, one = rules(), work()
+    dialogue.sampling = Sampling(seed=None)
+    request = dialogue.next_request(one)
+    assert request.seed is None
+    assert take(dialogue, one, said("Hm.</think>Four.")).completion.turns[0].seed == 0

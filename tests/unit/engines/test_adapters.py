@@ -500,3 +500,13 @@ def test_errors_and_probes_are_unpacked_as_well():
     failure = adapter(kind="sglang").read(request(), Reply(400, {"content-encoding": "gzip"}, gzip.compress(body)), 0.0)
     assert failure.outcome == "prompt_too_long"
     assert Reply(200, {}, b"\xef\xbb\xbf" + b'{"version": "1"}').json() == {"version": "1"}
+
+
+@pytest.mark.parametrize("engine", [*ENGINES.values(), {"kind": "openai", "endpoints": ["https://x"]}])
+def test_without_a_seed_none_is_sent(engine):
+    _, body = sent(adapter(**engine), seed=None)
+    assert not {"seed", "sampling_seed"} & {*body, *body.get("sampling_params", {})}
+
+
+def test_llamacpp_draws_its_own_seed_when_none_is_sent():
+    assert isinstance(adapter(kind="llamacpp").read(request(seed=None), reply("llamacpp_stop"), 0.0), Answer)

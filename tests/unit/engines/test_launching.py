@@ -9,10 +9,10 @@ import pytest
 from gguf import GGUFReader
 
 from scripts.lib.config.file import parse_config
-from scripts.lib.config.model import Config
+from scripts.lib.config.model import Config, Sampling
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.engines import embedded_server
+from scripts.lib.engines import adapter_for, embedded_server
 from scripts.lib.engines.launching import with_flags
 from scripts.lib.engines.llamacpp import affordable_slots, cache_bytes_per_token
 from scripts.lib.engines.sglang import mamba_flag
@@ -122,7 +122,7 @@ def test_sglang_command(target: Path, tmp_path: Path) -> None:
         "host": "127.0.0.1", "port": "{port}", "tp-size": "2", "dp-size": "1", "context-length": "2048",
         "attention-backend": "flashinfer", "mem-fraction-static": "0.85", "max-running-requests": "200",
         "enable-metrics": True, "mamba-radix-cache-strategy": "extra_buffer",
-        "chunked-prefill-size": "4096", "disable-radix-cache": True,
+        "watchdog-timeout": "1800", "chunked-prefill-size": "4096", "disable-radix-cache": True,
     }  # fmt: skip
     assert (first.env["CUDA_VISIBLE_DEVICES"], second.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert first.env["NCCL_P2P_DISABLE"] == "1"
@@ -269,3 +269,82 @@ def test_embedded_server_has_help() -> None:
 def test_plans_are_json(target: Path) -> None:
     [one] = plan(configured(), target)
     assert json.loads(json.dumps(one.command)) == one.command
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("launch", "tensor", "data"),
+    [
+        ({"gpus_per_replica": 8}, "8", "1"),
+        ({"gpus_per_replica": 8, "data_parallel": 2}, "4", "2"),
+        ({"gpus_per_replica": 4, "tensor_parallel": 2, "data_parallel": 2}, "2", "2"),
+        ({}, "1", "1"),
+        # Who says it in flags is believed, and nothing is said twice.
+        ({"gpus_per_replica": 8, "flags": {"tp": 4, "pp-size": 2}}, None, None),
+        (
+            {"gpus_per_replica": 8, "tensor_parallel": 8, "data_parallel": 8, "flags": {"enable_dp_attention": True}},
+            "8",
+            "8",
+        ),
+    ],
+)
+def test_a_server_uses_the_gpus_that_it_takes(kind, launch, tensor, data, target, tmp_path):
+    venv = environment(tmp_path, "python", "vllm")
+    [one] = plan(configured(kind, model={"name": "owner/model"}, environment=venv, **launch), target)
+    found = flags(one.command)
+    names = ("tp-size", "dp-size") if kind == "sglang" else ("tensor-parallel-size", "data-parallel-size")
+    assert (found.get(names[0]), found.get(names[1])) == (tensor, data)
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        ({"tensor_parallel": 8}, "tensor_parallel 8 x data_parallel 1 make 8 GPUs a server, gpus_per_replica is 0"),
+        ({"gpus_per_replica": 4, "tensor_parallel": 8}, "make 8 GPUs a server, gpus_per_replica is 4"),
+        ({"gpus_per_replica": 8, "tensor_parallel": 4}, "make 4 GPUs a server, gpus_per_replica is 8"),
+        ({"gpus_per_replica": 3, "data_parallel": 2}, "make 2 GPUs a server, gpus_per_replica is 3"),
+        ({"replicas": 8, "gpus_per_replica": 1, "tensor_parallel": 8}, "make 8 GPUs a server"),
+    ],
+)
+def test_gpus_that_do_not_add_up_are_refused_before_anything_runs(kind, launch, says):
+    with pytest.raises(UserError, match=says):
+        adapter_for(configured(kind, model={"name": "owner/model"}, environment="venv", **launch))
+
+
+def test_engines_have_no_shorter_patience_than_we(target, tmp_path, monkeypatch):
+    for name in ("SGLANG_WARMUP_TIMEOUT", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_ENGINE_READY_TIMEOUT_S"):
+        monkeypatch.delenv(name, raising=False)
+    venv = environment(tmp_path, "python", "vllm")
+    model = {"name": "owner/model"}
+    [one] = plan(configured("sglang", model=model, environment=venv, start_timeout=3600), target)
+    assert (one.env["SGLANG_WARMUP_TIMEOUT"], flags(one.command)["watchdog-timeout"]) == ("3600", "3600")
+    [one] = plan(configured("sglang", model=model, environment=venv, start_timeout=60), target)
+    assert flags(one.command)["watchdog-timeout"] == "300"
+    [one] = plan(configured("vllm", model=model, environment=venv, start_timeout=3600), target)
+    assert one.env["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == one.env["VLLM_ENGINE_READY_TIMEOUT_S"] == "3600"
+    monkeypatch.setenv("SGLANG_WARMUP_TIMEOUT", "7")
+    [one] = plan(configured("sglang", model=model, environment=venv), target)
+    assert "SGLANG_WARMUP_TIMEOUT" not in one.env
+    [one] = plan(configured("sglang", model=model, environment=venv, env={"SGLANG_WARMUP_TIMEOUT": "9"}), target)
+    assert one.env["SGLANG_WARMUP_TIMEOUT"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("kind", "launch", "sampling", "says"),
+    [
+        (
+            "vllm",
+            {"flags": {"speculative_config": "{}"}},
+            {"min_p": 0.1},
+            "sampling.min_p: vLLM refuses it with speculation",
+        ),
+        ("sglang", {}, {"repetition_penalty": 2.5}, "sampling.repetition_penalty: SGLang refuses more than 2"),
+    ],
+)
+def test_what_an_engine_would_refuse_of_every_prompt_is_refused_at_once(kind, launch, sampling, says):
+    config = configured(kind, model={"name": "owner/model"}, environment="venv", **launch)
+    assert adapter_for(config)
+    config = config.model_copy(update={"sampling": Sampling(**sampling)})
+    with pytest.raises(UserError, match=says):
+        adapter_for(config)
