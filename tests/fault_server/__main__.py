@@ -29,6 +29,11 @@ def parse_layers(text: str) -> list[int]:
     return [int(layer) for layer in text.split(",")]
 
 
+def parse_tls(text: str) -> tuple[Path, Path]:
+    certificate, key = text.split(",")
+    return Path(certificate), Path(key)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fault_server", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="0: any free one; the URL is printed")
@@ -55,6 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--log", type=Path, help="JSON lines of all generations")
     parser.add_argument("--hang-after", type=int, help="fall silent after so many generations")
     parser.add_argument("--die-after", type=int, help="SIGKILL itself after so many generations")
+    parser.add_argument("--tls", type=parse_tls, help="certificate,key: files in PEM")
     parser.add_argument("--until-stdin-closes", action="store_true", help="end with the process that started it")
     parsed = vars(parser.parse_args(argv))
     answers = Answers(parsed.pop("seed"), parsed.pop("median_tokens"), parsed.pop("spread"))

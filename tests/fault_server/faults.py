@@ -476,6 +476,9 @@ for _name, _delivery in {
     "silent_stall": "silence",
     "timeout_ghost": "late",
     "health_ok_but_hung": "silence",
+    "reply_doubled": "doubled",
+    "reply_doubled_late": "doubled_late",
+    "replies_swapped": "swapped",
 }.items():
     _delivered(_name, _delivery)
 
@@ -530,4 +533,6 @@ CURABLE = (
     "short_content_length",
     "silent_stall",
     "timeout_ghost",
+    "reply_doubled",
+    "reply_doubled_late",
 )

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from aiohttp import web
 
 from tests.fault_server import facts
 from tests.fault_server.answers import LAST, Answers, digest, states_of, text_of
-from tests.fault_server.delivery import deliver, gone, send, silence
+from tests.fault_server.delivery import SWAPS, deliver, gone, send, silence
 from tests.fault_server.faults import FAULTS
 from tests.fault_server.shapes import Generation, Wire, error, good
 
@@ -47,6 +48,7 @@ class Settings:
     log: Path | None = None
     hang_after: int | None = None  # generations until it falls silent
     die_after: int | None = None  # generations until it is gone
+    tls: tuple[Path, Path] | None = None  # certificate and key
 
 
 class FaultServer:
@@ -72,6 +74,7 @@ class FaultServer:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=1 << 28)
+        application[SWAPS] = []
         routes = application.router
         routes.add_post("/completion", self.completion)
         routes.add_post("/generate", self.sglang_generate)
@@ -157,7 +160,7 @@ class FaultServer:
         try:
             if await self.decode(request, generation.request_id, len(generation.ids)):
                 response = await deliver(request, reply)
-                delivered = reply.delivery in ("whole", "split") and not gone(request)
+                delivered = reply.delivery in ("whole", "split", "doubled", "doubled_late") and not gone(request)
             else:
                 name = "aborted"
                 abort = FAULTS["abort_200"](protocol, generation, random.Random(0), time.time())
@@ -329,10 +332,14 @@ async def serve(settings: Settings, port: int, *, until_stdin_closes: bool = Fal
     # Longer than the client keeps connections: stale ones come from the fault, not by accident.
     runner = web.AppRunner(server.application(), access_log=None, keepalive_timeout=75)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, backlog=4096)
+    context = None
+    if settings.tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*settings.tls)
+    site = web.TCPSite(runner, "127.0.0.1", port, backlog=4096, ssl_context=context)
     await site.start()
     bound = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    print(f"http://127.0.0.1:{bound}", flush=True)
+    print(f"{'https' if context else 'http'}://127.0.0.1:{bound}", flush=True)
     end = asyncio.Event()
     if until_stdin_closes:
         asyncio.get_running_loop().add_reader(0, lambda: end.set() if not os.read(0, 1) else None)

@@ -37,7 +37,8 @@ class Wire:
     `delivery`: `whole`; `drop` (connection closed without a byte); `reset` (half a chunked body, then RST); `short`
     (fewer bytes than Content-Length says); `stall` (headers and half the body, then silence); `silence` (nothing at
     all until the client leaves); `late` (the answer is made, and sent too late); `split` (chunks end inside
-    characters).
+    characters); `doubled`, `doubled_late` (whole, and once more on the same connection); `swapped` (with the reply to
+    another request that is under way).
     """
 
     body: bytes = b""

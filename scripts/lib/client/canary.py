@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.lib.client.belonging import Belonging
 from scripts.lib.client.transport import HttpTransport
 from scripts.lib.client.unasked_thought import unasked_thought
 from scripts.lib.config.model import Config, Sampling
@@ -22,9 +23,10 @@ from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Message
 from scripts.lib.engines.base import Adapter, Answer, EngineFacts, Failure, Reply, Request
 from scripts.lib.target.model import Target
+from scripts.lib.target.output import split_output
 
 _QUESTION, _ANSWER = "What is 2+2? Answer with one number.", re.compile(r"\b(4|four)\b", re.IGNORECASE)
-_MAX_TOKENS = 48
+_MAX_TOKENS, _MAX_WITH_THOUGHT = 48, 512
 _LONG_ENOUGH = 12  # ids from which on few different ones are suspicious
 _KNOWS = 2  # times as many right answers as wrong ones of an endpoint, until a wrong one is the engine's fault
 
@@ -53,14 +55,26 @@ class _AnswersSoFar:
 class Canary:
     """Probes and canaries of one job. Knows of each endpoint whether its model is able to give the known answer."""
 
-    def __init__(self, config: Config, target: Target, adapter: Adapter, transport: HttpTransport, state: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        target: Target,
+        adapter: Adapter,
+        transport: HttpTransport,
+        state: Path,
+        belonging: Belonging | None = None,
+    ) -> None:
         """`state` is the run's folder: what one job has seen an endpoint answer, later ones know as well."""
         self.config, self.target, self.adapter, self.transport = config, target, adapter, transport
+        self.belonging = belonging
+        thinks = not adapter.exact or target.think_close_id is not None or target.harmony is not None
+        self._max_tokens = _MAX_WITH_THOUGHT if thinks else _MAX_TOKENS
+        self._answered: set[str] = set()  # endpoints
         self.messages = [Message("user", _QUESTION)]
         self.prompt_ids = target.render(self.messages)
         self._state = state
         self._so_far: dict[str, _AnswersSoFar] = {}
-        self._job, self._serial = secrets.token_hex(4), 0  # no two jobs at one server send the same ids
+        self._job, self._serial = secrets.token_hex(16), 0  # in the form of all our ids: a mixed-up reply is known
 
     async def probe(self, url: str) -> EngineFacts | Failure:
         """What serves at `url`. Raises UserError when it can't be what the configuration asks for."""
@@ -87,16 +101,16 @@ class Canary:
         """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
         self._serial += 1
         request = Request(
-            id=f"canary-{self._job}-{self._serial}",
+            id=f"{self._job}-0-{self._serial}",
             prompt_ids=self.prompt_ids,
-            max_tokens=_MAX_TOKENS,
+            max_tokens=self._max_tokens,
             seed=0,
             sampling=Sampling(temperature=0.0, top_p=1.0),
             messages=self.messages,
         )
         # As long as any request may take: an endpoint that swallows its canary is soon tested again.
         settings = self.config.transport
-        seconds = settings.base_seconds + _MAX_TOKENS / settings.min_tokens_per_second
+        seconds = settings.base_seconds + self._max_tokens / settings.min_tokens_per_second
         reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
         if isinstance(reply, Failure) and reply.kind == "free":  # of the connection, not of the endpoint
             reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
@@ -110,23 +124,34 @@ class Canary:
             # generated is an answer, if none that can be taken.
             return answer.reason if answer.billed else CanaryRefused(answer.reason)
         # Told before anything is spent. Later on it is one provider's: its answers are refused one by one.
-        if url not in self._so_far and (problem := unasked_thought(self.target, self.prompt_ids, answer)):
+        if url not in self._answered and (problem := unasked_thought(self.target, self.prompt_ids, answer)):
             raise UserError(f"{url}: {problem}")
+        self._answered.add(url)
+        if self.belonging is not None:
+            self.belonging.expect(url, request, answer)
         return self.judge(url, answer)
 
     def judge(self, url: str, answer: Answer) -> str | None:
-        """Why the canary's answer is degenerate; None when it is well."""
-        if answer.output_ids is not None:
-            problem = degenerate(answer.output_ids, self.target.eos_ids)
-            if max(answer.output_ids, default=0) >= self.target.vocab_size:
-                problem = f"id {max(answer.output_ids)} is outside the vocabulary of {self.target.vocab_size}"
-            if problem:
-                return problem
-            text = self.target.decode(answer.output_ids)
-        else:
-            text = (answer.reasoning or "") + (answer.text or "")
-            if not text.strip():
-                return "an empty answer"
+        """Why the canary's answer is degenerate; None when it is well.
+
+        A text API is a router over many servers with models of their own: a wrong sum says nothing of its answers.
+        """
+        if answer.output_ids is None:
+            return self._degenerate_text(answer)
+        problem = degenerate(answer.output_ids, self.target.eos_ids)
+        if max(answer.output_ids, default=0) >= self.target.vocab_size:
+            problem = f"id {max(answer.output_ids)} is outside the vocabulary of {self.target.vocab_size}"
+        if problem:
+            return problem
+        output = split_output(self.target, self.prompt_ids, answer.output_ids)
+        # What a model says while it thinks is no answer, and one that was cut in its thought has given none.
+        return self._judge_content(url, output.content) if output.reasoning_closed else None
+
+    def _degenerate_text(self, answer: Answer) -> str | None:
+        text = answer.text or answer.reasoning or ""
+        return degenerate(self.target.encode(text), self.target.eos_ids) if text.strip() else "an empty answer"
+
+    def _judge_content(self, url: str, text: str) -> str | None:
         known = self._known(url)
         so_far = self._so_far.setdefault(url, _AnswersSoFar(right=int(known.exists())))
         if _ANSWER.search(text) is not None:

@@ -28,7 +28,11 @@ class Sender:
         server.timeouts.add(timeout)
         try:
             async with timeout:
-                return await self.transport.call(server.url, call)
+                reply = await self.transport.call(server.url, call)
+            if timeout in server.timeouts:
+                return reply
+            # It came in the moment in which its endpoint was taken out, and what that had said was discarded.
+            return Failure("retry", "broken off", billed=True)
         except TimeoutError:
             return Failure("retry", f"no answer within {self.pool.clock() - begun:.0f} s", billed=True)
         finally:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from scripts.lib.client.attempts import GivenUp
 from scripts.lib.client.backlog import Backlog, Work
+from scripts.lib.client.belonging import Belonging
 from scripts.lib.client.blame import Blame
 from scripts.lib.client.canary import Canary
 from scripts.lib.client.pool import Pool, PooledEndpoint
@@ -123,6 +124,7 @@ class Generation:
             lambda prompts: self.backlog.add(self._work(prompts.__contains__)),
             answered=any(totals.outcomes[name] for name, outcome in OUTCOMES.items() if outcome.generated),
         )
+        self.belonging = None if self.adapter.exact else Belonging(self.say)
         for url, (count, since) in answers.unproven().items():
             self.vouching.doubt(url, count, since)
 
@@ -169,7 +171,7 @@ class Generation:
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with signals(stop):
             async with self._session() as self.transport:
-                canary = Canary(self.config, self.target, self.adapter, self.transport, self.job.state)
+                canary = Canary(self.config, self.target, self.adapter, self.transport, self.job.state, self.belonging)
                 self.supervisor = supervisor = Supervisor(
                     self.config,
                     self.lane.concurrency,
@@ -314,6 +316,8 @@ class Generation:
     def _take_answer(
         self, work: Work, request: Request, server: PooledEndpoint, answer: Answer, seconds: float
     ) -> Step | Failure:
+        if self.belonging and (failure := self.belonging.problem(server.url, work.prompt.id, request, answer)):
+            return failure
         step = self.dialogue.answered(work, request, answer, server.url, seconds)
         if isinstance(step, Failure):
             return step

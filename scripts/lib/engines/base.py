@@ -64,6 +64,7 @@ class Answer:
     output_tokens: int | None = None
     model: str = ""
     provider: str = ""
+    reply_id: str = ""  # the API's own name of its reply, where nothing else tells whose it is
     cost_usd: float | None = None
     billed_elsewhere: bool = False  # somebody bills more than `cost_usd`, who doesn't tell
     flags: list[str] = field(default_factory=list)

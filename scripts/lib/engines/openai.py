@@ -15,7 +15,7 @@ from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
 from scripts.lib.engines.completions_api import read_choice, texts_of, wire_messages
-from scripts.lib.engines.values import as_count, as_object, as_objects, as_text
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, of_another
 
 # Fields of a request that follow from other settings, or would change the shape of the reply.
 _OURS = frozenset(
@@ -89,13 +89,17 @@ class OpenAI(Adapter):
         if self.routing is not None:
             body["provider"] = self.routing.model_dump(exclude_none=True)
         body.update(self.config.engine.extra_body)
-        return post("/chat/completions", body)
+        # Most APIs ignore it; what stands behind vLLM or some gateways comes back under this name.
+        return post("/chat/completions", body, {"X-Request-Id": request.id})
 
     def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
         read = read_choice(reply, now)
         if isinstance(read, Failure):
             return read
         body, choice, message = read
+        for echoed in (body.get("id"), reply.headers.get("x-request-id")):
+            if failure := of_another(request, echoed):
+                return failure
         model, provider = as_text(body.get("model")) or "", as_text(body.get("provider")) or ""
         problem = self._not_as_asked(model, provider)
         if problem:
@@ -113,6 +117,7 @@ class OpenAI(Adapter):
             output_tokens=as_count(usage.get("completion_tokens")),
             model=model,
             provider=provider,
+            reply_id=as_text(body.get("id")) or "",
             cost_usd=cost,
             billed_elsewhere=elsewhere,
         )

@@ -98,9 +98,50 @@ def test_an_id_outside_the_vocabulary_is_no_answer(canary):
     assert judged(canary, [163840, STOP]) == "id 163840 is outside the vocabulary of 163840"
 
 
-def test_text_answers_are_judged_by_their_text(canary):
-    assert canary.judge("http://u0", Answer("stop", text="4", reasoning="Hm.")) is None
-    assert canary.judge("http://u0", Answer("stop", text=" ")) == "an empty answer"
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer("stop", text="4", reasoning="Hm."), None),
+        (Answer("stop", text="4", reasoning="Simple arithmetic question"), None),  # no word of "question4"
+        (Answer("stop", text="The answer is 5."), None),  # of another provider's model: nothing is void for it
+        (Answer("length", text="", reasoning="Let me count on my fingers"), None),
+        (Answer("stop", text=" "), "an empty answer"),
+        (Answer("stop", text="!" * 200), "only 1 different"),
+        (Answer("length", text="", reasoning=" the the" * 100), "only 1 different"),
+    ],
+)
+def test_text_answers_are_only_held_to_be_no_noise(answer, problem, canary):
+    for _ in range(3):
+        found = canary.judge("http://u0", answer)
+        assert (found is None) if problem is None else problem in (found or "")
+
+
+THINKING = families.target("kimi-k2-thinking")
+
+
+def thought(text: str, content: str | None) -> list[int]:
+    whole = f"<think>{text}</think>{content}" if content is not None else f"<think>{text}"
+    return [*THINKING.encode(whole), *([STOP] if content is not None else [])]
+
+
+def test_a_thinking_model_is_judged_by_what_it_says_after_its_thought(tmp_path):
+    one = Canary(config(), THINKING, adapter_for(config()), None, tmp_path)
+    assert judged(one, thought("Two fingers and two more", "4")) is None
+    assert judged(one, thought("Is it 4? Or", None)) is None  # cut in its thought: neither right nor wrong
+    assert "was answered well before" in judged(one, thought("It is 4, so I say", "a fish"))
+
+
+def test_a_thinking_model_has_room_for_its_thought(tmp_path):
+    asked = []
+
+    class Asked(Wire):
+        async def call_within(self, seconds, url, call):
+            asked.append((orjson.loads(call.body)["n_predict"], seconds))
+            return Failure("wait", "x")
+
+    for target in (THINKING, families.target("llama-3.1")):
+        asyncio.run(Canary(config(), target, adapter_for(config()), Asked(), tmp_path).ask("http://u0"))
+    assert asked == [(512, 60 + 256), (48, 60 + 24)]
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,28 @@ def test_a_job_that_ends_while_a_deadline_passes_is_cancelled() -> None:
     run(test)
 
 
+def test_a_reply_that_comes_as_its_server_is_taken_out_is_broken_off() -> None:
+    """Its canary has just failed: what it said before was voided, this would come after it."""
+
+    async def test() -> None:
+        arrived = asyncio.Event()
+
+        class Wire:
+            async def call(self, url: str, call: Call) -> Reply:
+                await arrived.wait()
+                return Reply(200, {}, b"{}")
+
+        job = Job(Wire(), "http://s")  # type: ignore[arg-type]
+        sending = await job.send()
+        arrived.set()  # the reply is there, its worker has not been told yet
+        job.pool.take_out(job.endpoint, "fails its canary")
+        failure = await sending
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.billed) == ("retry", True)
+
+    run(test)
+
+
 def test_a_place_on_a_server_that_was_dismissed_meanwhile_is_given_back() -> None:
     """The place is given in the tick in which the lease says that the server was restarted."""
 
