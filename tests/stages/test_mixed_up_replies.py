@@ -24,7 +24,7 @@ def test_every_row_holds_its_own_answer(
         rows = prompts(60)
         if "swapped" in faults and kind == "openai":
             # Two replies without ids to prompts of one length, swapped by the server itself: nothing tells them apart.
-            for number, row in enumerate(rows, 1):
+            for number, row in enumerate(rows, 50):  # longer than the canary
                 row.messages = [Message("user", "river " * number)]
         run = Run(tmp_path, rows, [url], kind=kind, answers=Answers(10), concurrency=4)
         assert run.finish() == 0, run.log()

@@ -22,6 +22,7 @@ from scripts.lib.core.paths import State
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Message
 from scripts.lib.engines.base import Adapter, Answer, EngineFacts, Failure, Reply, Request
+from scripts.lib.engines.request_ids import RequestIds
 from scripts.lib.target.model import Target
 from scripts.lib.target.output import split_output
 
@@ -74,7 +75,8 @@ class Canary:
         self.prompt_ids = target.render(self.messages)
         self._state = state
         self._so_far: dict[str, _AnswersSoFar] = {}
-        self._job, self._serial = secrets.token_hex(16), 0  # in the form of all our ids: a mixed-up reply is known
+        # In the form of all our ids, so that a reply to it that goes astray is known.
+        self._name, self._request_ids = secrets.token_hex(16), RequestIds()
 
     async def probe(self, url: str) -> EngineFacts | Failure:
         """What serves at `url`. Raises UserError when it can't be what the configuration asks for."""
@@ -99,9 +101,8 @@ class Canary:
 
     async def ask(self, url: str) -> str | CanaryRefused | Failure | None:
         """None when all is well, the reason when the answer is degenerate, a Failure when there is none."""
-        self._serial += 1
         request = Request(
-            id=f"{self._job}-0-{self._serial}",
+            id=self._request_ids.make(self._name, 0),
             prompt_ids=self.prompt_ids,
             max_tokens=self._max_tokens,
             seed=0,

@@ -9,6 +9,7 @@ from scripts.lib.config.model import Sampling
 from scripts.lib.core.records import Message
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Reply, Request
+from scripts.lib.engines.request_ids import RequestIds
 
 URL = "https://api.example/v1"
 
@@ -130,7 +131,7 @@ def test_a_request_id_that_comes_back_tells_whose_answer_it_is(where):
     """vLLM and some gateways take the id of the header X-Request-Id for their own."""
     hosted = {"kind": "openai", "endpoints": [URL], "served_model": "m"}
     adapter = adapter_for(parse_config({"engine": hosted, "datasets": {"d": {"class": "B", "source": "x"}}}, "test"))
-    mine, other = (f"{letter * 32}-0-1" for letter in "ab")
+    mine, other = (RequestIds().make(letter * 32, 0) for letter in "ab")
     request = Request(mine, [5, 6], 100, 1, Sampling(), [Message("user", "x")])
     assert adapter.request(request).headers["X-Request-Id"] == mine
     for echoed, well in [(f"chatcmpl-{mine}", True), (f"chatcmpl-{other}", False), ("gen-1", True)]:
