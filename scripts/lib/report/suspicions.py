@@ -5,6 +5,7 @@ Thresholds are judgement, not law: they are few, stand at the top, and the page 
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from scripts.lib.core.records import OUTCOMES
 from scripts.lib.prompts.defects import NOT_USED
@@ -21,6 +22,7 @@ THOUGHT_LOOK, THOUGHT_WRONG = 0.02, 0.2  # share of answers that are nothing but
 LOST_LOOK, LOST_WRONG = 0.02, 0.2  # share of prompts that end without an answer
 LOOPS = 0.01  # share of answers that end in a loop
 SOURCE_LOSS = 0.3  # share of a source's rows that is not used
+LONG_COLUMN = 50  # characters that a column which nobody reads has on average: more than labels have
 CHECK = 0.05  # share of samples that one check refuses
 DRIFT = 0.01  # share of reconstructed answers whose ids differ from the sampled ones
 OTHER_LENGTH = 0.1  # share of reconstructed answers that are longer or shorter than the API counted
@@ -138,6 +140,29 @@ def _source(one: DatasetRun) -> Iterator[Suspicion]:
             f"{share_text(sum(lost.values()), wanted)} of the source's rows became no prompt ({reasons}).",
             f"results/prompts/{one.name}/report.json has examples by file and row." if unfit else "",
         )
+    yield from _columns(one.name, one.source)
+
+
+def _columns(name: str, source: dict[str, Any]) -> Iterator[Suspicion]:
+    """Texts that prompts may lack, and how the source's own answers begin. Reports of before have neither."""
+    unused = source.get("unused_columns", {})
+    long = [column for column, entry in unused.items() if entry["characters"] >= LONG_COLUMN * entry["rows"]]
+    if long:
+        yield Suspicion(
+            NOTE,
+            name,
+            f"Columns with text that nobody reads: {', '.join(long[:5])}.",
+            "If a prompt lacks one of them, name it in `fields`.",
+        )
+    for beginning, count in source.get("answers_begin_with", {}).items():
+        if beginning.isspace() or beginning.startswith("<"):
+            share = share_text(count, source["answered"])
+            yield Suspicion(
+                LOOK,
+                name,
+                f"{share} of the source's own conversations ({count:,}) have an answer that begins with {beginning!r}.",
+                "The drafter learns to begin so; clean the source if the target doesn't.",
+            )
 
 
 def _answers(one: DatasetRun) -> Iterator[Suspicion]:

@@ -304,6 +304,25 @@ def test_a_lossy_source_is_named_but_not_what_max_samples_left_out():
     assert found == "look a: 40.0% of the source's rows became no prompt (empty_turn 35, duplicate 5)."
 
 
+def test_columns_that_nobody_reads_and_how_answers_begin_are_named():
+    one = dataset("chat", data_class="A")
+    one.source = {
+        "rows": 256,
+        "kept": 256,
+        "reasons": {},
+        "answered": 256,
+        "answers_begin_with": {"\n\n": 216, "Sure,": 30},
+    }
+    one.source["unused_columns"] = {
+        "context": {"rows": 256, "characters": 256 * 400}, "category": {"rows": 256, "characters": 256 * 9}
+    }  # fmt: skip
+    found = [line for line in texts(run_of(one)) if "olumn" in line or "begins" in line]
+    assert found == [
+        "look chat: 84.4% of the source's own conversations (216) have an answer that begins with '\\n\\n'.",
+        "note chat: Columns with text that nobody reads: context.",
+    ]
+
+
 def test_two_tokenizers_in_one_run_are_named():
     origin = Origin("tokenizer", None, must_agree=True)
     for value, place in (("aa", "target.json"), ("bb", "tokens/a/000"), ("bb", "tokens/a/001")):

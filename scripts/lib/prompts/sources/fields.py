@@ -14,7 +14,7 @@ COLUMNS = {
     "prompt": ("prompt", "instruction", "question", "problem", "query", "input", "message_1", "text"),
     "input": ("input", "options"),
     # What a question is about: Dolly and SQuAD, SQL schemas, BoolQ, RACE.
-    "context": ("context", "passage", "article"),
+    "context": ("context", "contexts", "passage", "article"),
     "choices": ("choices", "options"),
     "response": (
         "response", "output", "answer", "solution", "completion", "canonical_solution", "rationale", "message_2",
@@ -22,7 +22,7 @@ COLUMNS = {
     ),
     "reasoning": ("reasoning_content", "thinking", "thought"),
     "system": ("system", "system_prompt", "system_message", "custom_instructions"),
-    "tools": ("tools",),
+    "tools": ("tools", "functions"),
     "id": (
         "id", "uuid", "prompt_id", "conversation_id", "conversation_hash", "question_id", "task_id", "problem_id",
         "message_tree_id", "_id",

@@ -28,6 +28,7 @@ _PROMPT_OF = {
     "text": ("text", "prompt"),
 }
 _MEDIA_COLUMNS = ("images", "image", "videos", "video", "audios", "audio")
+_SYSTEM_MARK = re.compile(r"\A\s*SYSTEM:\s*")  # glaive's column keeps the marker of its transcripts
 _HUMAN_ASSISTANT = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 # What a row of one message has beside it; conversations are made of several such rows (Open Assistant, Reddit).
 _PARENT = ("parent_id", "parent_message_id")
@@ -73,7 +74,7 @@ def to_conversation(value: Any, format: str, fields: Fields, answers: bool = Tru
         if answers:
             weights.refuse_unlearnt(columns)
         conversation.tools = to_tools(columns.get("tools"))
-        _put_system_first(conversation.messages, columns.text("system"))
+        _put_system_first(conversation.messages, _SYSTEM_MARK.sub("", columns.text("system")))
         _read_variables(conversation, columns)
         conversation.messages = read_calls_in_texts(conversation.messages, conversation.tools, answers)
     conversation.changes = sorted(reading.changes)
@@ -239,8 +240,9 @@ def _asked(columns: Columns, reading: Reading, text: str) -> list[Message]:
         return turns
     parts = [text]
     context = columns.peek("context")
-    if isinstance(context, str) and not columns.named("input"):
-        parts.append(columns.text("context"))
+    if (isinstance(context, str) or _is_texts(context)) and not columns.named("input"):
+        columns.get("context")
+        parts += [context] if isinstance(context, str) else context
     choices = choices_text(columns.peek("choices"))
     if choices is not None:
         columns.get("choices")
@@ -345,6 +347,8 @@ def _answer(columns: Columns, reading: Reading) -> list[Message]:
     if value is None:
         return []
     column = columns.get("reasoning")
+    if _is_turns(value):
+        return to_messages(value, reading)
     try:
         text, reasoning = text_of(value)
     except Defect:
@@ -353,6 +357,15 @@ def _answer(columns: Columns, reading: Reading) -> list[Message]:
         text, reasoning = str(value), ""  # class B cuts it off, whatever it is
     reasoning = column if isinstance(column, str) and column.strip() else reasoning
     return [Message("assistant", text, reasoning=reasoning or None)] if text.strip() or reasoning else []
+
+
+def _is_turns(value: Any) -> bool:
+    """Whether an answer is a list of turns with roles, as TRL's conversational completions are."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and first_of(turn, ROLE_KEYS) is not None for turn in value)
+    )
 
 
 def _put_system_first(messages: list[Message], system: str) -> None:

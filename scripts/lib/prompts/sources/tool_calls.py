@@ -33,6 +33,13 @@ def to_calls(value: Any) -> str:
     return json_text(calls)
 
 
+def joined(first: str | None, second: str | None) -> str | None:
+    """JSON text of both lists of calls."""
+    if first is None or second is None:
+        return first or second
+    return json_text([*read_json(first), *read_json(second)])
+
+
 def _parsed(text: str) -> Any:
     """JSON, or the Python literal that many sources hold instead. Raises Defect."""
     try:

@@ -41,7 +41,7 @@ _INSTRUCTION = re.compile(_HASHES.format("|".join(_ALPACA)), re.IGNORECASE)
 _PLAIN = re.compile(
     r"(?:\A|\n)[ \t]*(Human|User|USER|Assistant|ASSISTANT|AI|Bot|GPT|ChatGPT|System|SYSTEM|FUNCTION RESPONSE)[ \t]*:[ \t]*"
 )
-_CAPITALS = re.compile(r"(?:\A|\s|(?<=</s>))(USER|ASSISTANT|SYSTEM):\s*")
+_CAPITALS = re.compile(r"(?:\A|\s|(?<=</s>))(USER|ASSISTANT|SYSTEM|FUNCTION RESPONSE):\s*")
 _PREAMBLE = re.compile(r"\A\s*(?:Below is an instruction that describes|A chat between a )")
 _LLAMA_2 = re.compile(r"\[(/?)INST\]")
 _LLAMA_2_SYSTEM = re.compile(r"\A\s*<<SYS>>\s*(.*?)\s*<</SYS>>\s*", re.DOTALL)

@@ -23,7 +23,7 @@ ROLES = {
     "function_call": "call", "tool_call": "call",
 }  # fmt: skip
 ROLE_KEYS = ("role", "from", "speaker")
-CONTENT_KEYS = ("content", "value", "text")
+CONTENT_KEYS = ("content", "value", "text", "parts", "message")
 # Two sides of a pair, the usual words first.
 _ASKED = ("human", "user", "prompt", "query", "question", "instruction", "input", "q", "prompter")
 _ANSWERED = (
@@ -65,14 +65,23 @@ def to_messages(turns: Any, reading: Reading | None = None) -> list[Message]:
         if isinstance(turn, str):
             messages.append(Message("user", turn))
         elif isinstance(turn, list) and len(turn) == 2 and roles_first:
-            messages += _turn(turn[0], {"content": turn[1]}, reading)
+            messages += _turn(turn[0], {"content": turn[1]}, reading, messages)
         elif isinstance(turn, list) and len(turn) == 2:
             messages += [Message("user", text_of(turn[0])[0]), _answer(turn[1], {}, reading)]
         elif isinstance(turn, dict):
-            messages += _of_dict(turn, reading)
+            messages += _of_dict(turn, reading, messages)
         else:
             raise Defect("bad_messages", f"a turn is {kind_name(turn)}")
     return messages
+
+
+def _joined(before: list[Message], call: Message) -> list[Message]:
+    """[] for a turn of calls that belongs to the answer before it, several calls or text and a call; else the turn."""
+    last = before[-1] if before else None
+    if last is None or last.role != "assistant":
+        return [call]
+    last.tool_calls = tool_calls.joined(last.tool_calls, call.tool_calls)
+    return []
 
 
 def _parse_list(text: str) -> Any:
@@ -108,16 +117,16 @@ def _roles_first(turns: list) -> bool:
     return any(known)
 
 
-def _of_dict(turn: dict, reading: Reading) -> list[Message]:
+def _of_dict(turn: dict, reading: Reading, before: list[Message]) -> list[Message]:
     role = first_of(turn, (reading.role_key,) if reading.role_key else ROLE_KEYS)
     if role is not None:
-        return _turn(role, turn, reading)
+        return _turn(role, turn, reading, before)
     pair = pair_in(turn, reading)
     if pair is not None:
         return pair
     named = [key for key in turn if isinstance(key, str) and key.lower() in ROLES and turn[key] is not None]
     if len(named) == 1:  # {"user": "..."}, {"assistant": "..."}
-        return _turn(named[0], {"content": turn[named[0]]}, reading)
+        return _turn(named[0], {"content": turn[named[0]]}, reading, before)
     raise Defect("unknown_role", f"a turn has no role, its keys are {', '.join(map(str, turn))[:100]}")
 
 
@@ -140,14 +149,17 @@ def pair_in(turn: dict, reading: Reading) -> list[Message] | None:
     return messages
 
 
-def _turn(role: Any, turn: dict, reading: Reading) -> list[Message]:
-    """The messages of a turn: one, but for results of tools that stand as parts of a user's turn (Anthropic)."""
+def _turn(role: Any, turn: dict, reading: Reading, before: list[Message]) -> list[Message]:
+    """The messages that a turn adds to those `before` it.
+
+    One, but for calls that join the answer before them, and results of tools that are parts of a user's turn (Anthropic).
+    """
     known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
     if known is None:
         raise Defect("unknown_role", f"role {str(role)[:60]!r}")
     value = first_of(turn, (reading.content_key,) if reading.content_key else CONTENT_KEYS)
     if known == "call":
-        return [_calling(Message("assistant", ""), value, reading)]
+        return _joined(before, _calling(Message("assistant", ""), value, reading))
     if known == "assistant":
         return [_answer(value, turn, reading)]
     if known == "tool":

@@ -9,7 +9,8 @@ from scripts.lib.prompts.sources.fields import Columns
 # verl: trainable; ms-swift: loss; LoongForge: loss_mask.
 TURN_KEYS = ("weight", "loss_weight", "train", "training", "trainable", "loss", "loss_mask")
 _ROW_KEYS = ("weight", "loss_weight", "sample_weight", "train", "trainable")
-_OPINIONS = ("label", "kto_tag", "chosen")
+# TRL and ms-swift, LLaMA-Factory, HALOs; the others are what people call the same.
+_OPINIONS = ("label", "kto_tag", "is_good", "is_chosen", "chosen", "desirable", "accepted")
 _FALSE, _TRUE = ("0", "0.0", "false", "no"), ("1", "1.0", "true", "yes")
 
 

@@ -102,6 +102,29 @@ def test_several_calls_and_results_in_one_turn():
         assert len(orjson.loads(messages[1].tool_calls)) == 2
 
 
+def test_calls_that_follow_each_other_are_one_turn():
+    call = '{"name": "add", "arguments": {"a": 2}}'
+    messages = conversation(
+        turn("user", "q"), turn("tool_call", call), turn("tool_call", call), turn("tool_response", "2"), turn("tool_response", "2"),
+        turn("assistant", "Once more."), turn("function_call", call), turn("observation", "2"), turn("assistant", "2"),
+    ).messages  # fmt: skip
+    assert [m.role[0] for m in messages] == ["u", "a", "t", "t", "a", "t", "a"]
+    assert [orjson.loads(m.tool_calls) for m in messages if m.tool_calls] == [[CALL, CALL], [CALL]]
+    assert messages[4].content == "Once more."
+
+
+def test_calls_and_results_of_a_transcript():
+    chat = (
+        'USER: Add 2.\n\n\nASSISTANT: <functioncall> {"name": "add", "arguments": \'{"a": 2}\'} <|endoftext|>\n\n\n'
+        'FUNCTION RESPONSE: {"sum": 2}\n\n\nASSISTANT: It is 2. <|endoftext|>\n\n\n'
+    )
+    messages = to_conversation({"system": "SYSTEM: You add.", "chat": chat}, "auto", Fields()).messages
+    assert [(m.role, m.content) for m in messages] == [
+        ("system", "You add."), ("user", "Add 2."), ("assistant", ""), ("tool", '{"sum": 2}'), ("assistant", "It is 2."),
+    ]  # fmt: skip
+    assert orjson.loads(messages[2].tool_calls)[0]["function"] == {"name": "add", "arguments": '{"a": 2}'}
+
+
 def test_tags_that_people_talk_about_stay_text():
     text = 'Write <tool_call>{"name": "f"}</tool_call>.'
     messages = conversation(
@@ -181,6 +204,7 @@ def test_a_users_name_is_not_kept():
 )
 def test_forms_of_definitions(tools):
     assert orjson.loads(to_tools(tools)) == [{"type": "function", "function": {"name": "f"}}]
+    assert conversation(turn("user", "q"), functions=tools).tools == to_tools(tools)
     assert to_tools([]) is to_tools(" ") is to_tools(None) is None
 
 
