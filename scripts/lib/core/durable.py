@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from scripts.lib.core.errors import UserError
+from scripts.lib.core.errors import DISK_FULL, UserError
 
 TEMPORARY_SUFFIX = ".partial"
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
@@ -51,8 +51,14 @@ def replacing(path: Path | str) -> Iterator[Path]:
         fsync_file(temporary)
         os.replace(temporary, path)
         fsync_directory(path.parent)
+    except OSError as error:
+        # Writes don't say of which file; others name the temporary one.
+        if error.errno in DISK_FULL or str(error.filename) == str(temporary):
+            error.filename = str(path)
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def link_or_copy(source: Path, destination: Path) -> None:

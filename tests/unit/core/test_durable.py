@@ -44,6 +44,13 @@ def test_no_space_at_sync_keeps_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, durable.replacing(tmp_path / "a") as temporary:
+        temporary.symlink_to("/dev/full")
+        temporary.write_bytes(b"x" * 100_000)
+    assert caught.value.filename == str(tmp_path / "a")
+
+
 def test_read_json_says_what_is_wrong(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         durable.read_json(tmp_path / "absent")

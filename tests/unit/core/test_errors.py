@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError, entry
 from scripts.lib.core.provenance import differences, digest
 
@@ -42,12 +43,36 @@ def test_a_place_that_may_not_be_written_is_one_line(capsys, code, says):
     )
 
 
-def test_other_errors_keep_their_traceback():
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("file/x.json", "file: file exists"),
+        ("file/x/x.json", "file/x: not a directory"),
+        ("folder", "folder: is a directory"),
+        ("x" * 300, "x" * 300 + ": file name too long"),
+        ("loop/x", "loop: file exists"),
+    ],
+)
+def test_something_else_in_the_place_of_a_file_is_one_line(tmp_path, capsys, path, says):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+
     @entry
     def main(argv):
-        raise ZeroDivisionError
+        durable.write_json(tmp_path / path, {})
 
-    with pytest.raises(ZeroDivisionError):
+    assert main([]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/{says}: mend that and run again, nothing is lost\n"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EPERM, "of no file"), OSError("of no number")])
+def test_other_errors_keep_their_traceback(error):
+    @entry
+    def main(argv):
+        raise error
+
+    with pytest.raises(type(error)):
         main([])
 
 
