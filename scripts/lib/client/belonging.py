@@ -41,7 +41,7 @@ class _Counts:
 
     usual: int | None = None
     answers: int = 0
-    odd: int = 0
+    odd: int = 0  # of these, and no two of them are each other's
     exceptions: int = 0
     doubts: dict[str, _Doubt] = field(default_factory=dict)  # by prompt
 
@@ -53,7 +53,8 @@ class _Counts:
     def doubt(self, prompt: str, expected: int, counted: int) -> bool:
         """Whether an answer is to be asked for again."""
         pair = next((p for p, d in self.doubts.items() if (d.counted, d.expected) == (expected, counted)), None)
-        if pair is not None:  # each has the other's answer
+        if pair is not None:  # each has the other's answer: that says nothing of how the API counts
+            self.odd -= 2
             del self.doubts[pair]
             self.doubts.pop(prompt, None)
             return True

@@ -84,11 +84,10 @@ def test_a_prompt_that_is_counted_so_every_time_is_answered_and_costs_two_more()
 def test_two_prompts_that_get_each_others_answers_time_and_again_get_none_of_them():
     api = Api()
     api.settle()
-    for _ in range(3):
+    for _ in range(30):
         assert api.ask("a", 50, api.answer(70)) is not None
         assert api.ask("b", 70, api.answer(50)) is not None
-        for number in range(20):
-            assert api.ask(f"well {number}", 60, api.answer(60)) is None
+    assert api.said == []
 
 
 def test_an_api_that_counts_in_ways_of_its_own_is_soon_not_gone_by():
