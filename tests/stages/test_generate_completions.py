@@ -388,3 +388,29 @@ def last(sizes: Path) -> int:
     """The size of the journal when it was last synced."""
     lines = sizes.read_text().split() if sizes.exists() else []
     return int(lines[-1]) if lines else 0
+
+
+def test_an_engine_or_model_changed_in_mid_run_is_refused_by_name_and_rows_name_theirs(tmp_path, capfd):
+    """Ten prompts of one model, ten more asked of another: two models in one shard, and nobody could tell which."""
+    (tmp_path / "b").mkdir()
+    with (
+        servers(tmp_path, 1, Answers(6), dialect="sglang") as first,
+        servers(tmp_path / "b", 1, Answers(6), dialect="vllm", model="tuned") as second,
+    ):
+        run = Run(tmp_path, prompts(20)[:10], [first[0].url], kind="sglang", answers=Answers(6))
+        assert here(run, capfd)[0] == 0
+        assert {(turn.engine, turn.served_model) for row in run.completions() for turn in row.turns} == {
+            ("sglang", "target")
+        }
+        run.rows = prompts(20)
+        run.write_prompts(run.target.provenance())
+        run.kind, run.urls, run.config = "vllm", [second[0].url], {"engine": {"served_model": "tuned"}}
+        run.write_config()
+        code, said = here(run, capfd)
+        assert code == 1
+        assert "engine.kind: 'sglang' -> 'vllm'; engine.served_model: 'target' -> 'tuned'" in said
+        assert second[0].count() == 0
+        run.kind, run.urls, run.config = "sglang", [first[0].url], {}
+        run.write_config()
+        assert here(run, capfd)[0] == 0
+        assert run.check().total() == 20

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import orjson
 
+from scripts.lib.completions.budget import Amount
 from scripts.lib.completions.finished_file import FinishedFile, Totals
 from scripts.lib.completions.journal import Journal, scan
-from scripts.lib.completions.journal_records import Done, Proven, Record, TurnDone, TurnPart, Void
+from scripts.lib.completions.journal_records import Done, Ended, Proven, Record, TurnDone, TurnPart, Void, billed
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import State
@@ -78,7 +79,7 @@ class ShardAnswers:
                 self.arrived[record.prompt_id] = offset
                 self.partial.pop(record.prompt_id, None)
                 if record.prompt_id not in self.finished.rows:  # a killed job that was finishing leaves them in both
-                    self.totals.add(record.outcome, record.input_tokens, record.output_tokens, record.cost_usd)
+                    self.totals.add(record.ended, record.taken_from)
             case TurnDone():
                 self._note_endpoint(record.endpoint, offset)
                 partial = self.partial.setdefault(record.prompt_id, Partial())
@@ -91,8 +92,8 @@ class ShardAnswers:
                 self.arrived.pop(record.prompt_id, None)
                 self.finished.rows.pop(record.prompt_id, None)
                 self.partial.pop(record.prompt_id, None)
-                if record.outcome is not None:
-                    self.totals.subtract(record.outcome, record.input_tokens, record.output_tokens, record.cost_usd)
+                if record.ended is not None:
+                    self.totals.subtract(record.ended, record.taken_from)
             case Proven():
                 offsets = self._unproven.pop(record.endpoint, array("q"))
                 self._unproven[record.endpoint] = array("q", [at for at in offsets if at >= record.position])
@@ -140,12 +141,12 @@ class ShardAnswers:
             done = line.record
             if isinstance(done, Done) and done.prompt_id in left and self.arrived.get(done.prompt_id) == line.begin:
                 left.discard(done.prompt_id)
-                sums.add(done.outcome, done.input_tokens, done.output_tokens, done.cost_usd)
+                sums.add(done.ended, done.taken_from)
         for file in (self.finished, self.unused):
-            for prompt_id, *counts in file.counts():
+            for prompt_id, ended in file.ended():
                 if prompt_id in left:
                     left.discard(prompt_id)
-                    sums.add(*counts)
+                    sums.add(ended)
         return sums
 
     def __contains__(self, prompt_id: str) -> bool:
@@ -169,12 +170,11 @@ class ShardAnswers:
             self._add_text(turn)
         return completion
 
-    def done(
-        self, completion: Completion, input_tokens: int, output_tokens: int, cost_usd: float, endpoint: str = ""
-    ) -> None:
+    def done(self, completion: Completion, endpoint: str = "") -> Ended:
         """Journal a terminal outcome; `endpoint` gave the answer or refusal that led to it, if one did."""
-        done = Done(completion.id, completion.outcome, input_tokens, output_tokens, cost_usd, endpoint)
-        self.journal.append(done, completion)
+        ended = Ended.of(completion.outcome, completion.turns)
+        self.journal.append(_done(completion, ended, endpoint), completion)
+        return ended
 
     def turn(self, prompt_id: str, turn: Turn) -> None:
         """Journal an answered turn of a conversation that goes on."""
@@ -187,6 +187,12 @@ class ShardAnswers:
     def prove(self, endpoint: str, position: int) -> None:
         """Journal that a canary proved what `endpoint` answered before `position`, as far as it was not voided."""
         self.journal.append(Proven(endpoint, position), None)
+
+    @property
+    def paid(self) -> Amount:
+        """What this shard has paid for the answers that it holds, begun conversations included."""
+        turns = [turn for one in self.partial.values() for turn in (*one.turns, *([one.part] if one.part else []))]
+        return self.totals.paid + Amount(sum(map(billed, turns)), sum(turn.cost_usd for turn in turns))
 
     def unproven(self) -> dict[str, tuple[int, int]]:
         """(answers, position of the first) by endpoint of what earlier jobs left unproven."""
@@ -228,9 +234,13 @@ class ShardAnswers:
                     ended[record.prompt_id] = record
         for prompt_id in sorted(begun):
             done = ended.get(prompt_id)
-            sums = (done.outcome, done.input_tokens, done.output_tokens, done.cost_usd) if done else ()
-            self.journal.append(Void(prompt_id, *sums), None)
+            self.journal.append(Void(prompt_id, *done.ended, done.taken_from) if done else Void(prompt_id), None)
         return ended, begun - ended.keys()
 
     def close(self) -> None:
         self.journal.close()
+
+
+def _done(completion: Completion, ended: Ended, endpoint: str) -> Done:
+    *sums, billed_tokens = ended
+    return Done(completion.id, *sums, endpoint, billed_tokens, completion.taken_from)

@@ -12,7 +12,8 @@ from scripts.lib.client.attempts import GivenUp
 from scripts.lib.client.backlog import Work
 from scripts.lib.client.unasked_thought import unasked_thought
 from scripts.lib.completions.outcomes import Verdict, judge
-from scripts.lib.config.model import Dataset, Sampling
+from scripts.lib.completions.payment import billed_tokens
+from scripts.lib.config.model import Config
 from scripts.lib.core.records import OUTCOMES, Completion, Message, Turn
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.engines.request_ids import RequestIds
@@ -50,11 +51,11 @@ class Dialogue:
         self,
         target: Target,
         name: str,
-        dataset: Dataset,
-        sampling: Sampling,
+        config: Config,
         max_tokens: int,
     ) -> None:
-        self.target, self.name, self.dataset, self.sampling = target, name, dataset, sampling
+        self.target, self.name, self.dataset, self.sampling = target, name, config.datasets[name], config.sampling
+        self.engine, self.served_model = config.engine.kind, config.served_name
         self.max_tokens = max_tokens
         self.context_length = target.context_length  # lowered when an endpoint serves less
         self._stop_ids = tuple(sorted(target.eos_ids))
@@ -138,8 +139,11 @@ class Dialogue:
             provider=answer.provider,
             endpoint=endpoint,
             cost_usd=(answer.cost_usd or 0.0) + (work.part.cost_usd if work.part else 0.0),
+            billed_tokens=sum(billed_tokens(request, answer)) + (work.part.billed_tokens if work.part else 0),
             seconds=int(1000 * (seconds + (work.part.seconds if work.part else 0.0))) / 1000,
             seed=request.seed or 0,
+            engine=self.engine,
+            served_model=self.served_model,
         )
         if verdict.outcome in ("length", "reasoning_only", "repetition") and self._wants_more(work, turn, verdict):
             work.part = turn

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from scripts.lib.core.records import OUTCOMES, Completion, Turn, from_dict, open_parquet, read_columns, read_provenance
+from scripts.lib.completions.budget import Amount
+from scripts.lib.completions.journal_records import Ended
+from scripts.lib.core.records import OUTCOMES, Completion, from_dict, open_parquet, read_columns, read_provenance
 
 _GROUPS = 2  # of a file that are kept in memory
 
@@ -21,24 +25,30 @@ class Totals:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    paid: Amount = field(default_factory=Amount)  # by this shard; what was taken from another one, that has paid
 
-    def add(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
-        self.outcomes[outcome] += 1
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-        self.cost_usd += cost_usd
+    def add(self, ended: Ended, taken_from: str = "") -> None:
+        self.outcomes[ended.outcome] += 1
+        self.input_tokens += ended.input_tokens
+        self.output_tokens += ended.output_tokens
+        self.cost_usd += ended.cost_usd
+        if not taken_from:
+            self.paid = self.paid + Amount(ended.billed_tokens, ended.cost_usd)
 
-    def subtract(self, outcome: str, input_tokens: int, output_tokens: int, cost_usd: float) -> None:
-        self.outcomes[outcome] -= 1
-        self.input_tokens -= input_tokens
-        self.output_tokens -= output_tokens
-        self.cost_usd -= cost_usd
+    def subtract(self, ended: Ended, taken_from: str = "") -> None:
+        self.outcomes[ended.outcome] -= 1
+        self.input_tokens -= ended.input_tokens
+        self.output_tokens -= ended.output_tokens
+        self.cost_usd -= ended.cost_usd
+        if not taken_from:
+            self.paid = self.paid - Amount(ended.billed_tokens, ended.cost_usd)
 
     def merge(self, other: "Totals") -> None:
         self.outcomes.update(other.outcomes)
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
         self.cost_usd += other.cost_usd
+        self.paid = self.paid + other.paid
 
     def plain(self) -> dict:
         return {
@@ -46,7 +56,17 @@ class Totals:
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "cost_usd": round(self.cost_usd, 6),
+            "paid": {"tokens": self.paid.tokens, "cost_usd": round(self.paid.cost, 6)},
         }
+
+    @classmethod
+    def recorded(cls, plain: dict) -> "Totals":
+        """What `plain` wrote, without prompts that were not asked."""
+        inputs, outputs = plain.get("input_tokens", 0), plain.get("output_tokens", 0)
+        cost = plain.get("cost_usd", 0.0)
+        paid = plain.get("paid", {"tokens": inputs + outputs, "cost_usd": cost})  # files of before don't tell
+        outcomes = {name: count for name, count in plain.get("outcomes", {}).items() if not OUTCOMES[name].resumable}
+        return cls(Counter(outcomes), inputs, outputs, cost, Amount(paid["tokens"], paid["cost_usd"]))
 
 
 class FinishedFile:
@@ -70,13 +90,8 @@ class FinishedFile:
             else:
                 self.rows[prompt_id] = row
         self.order = None if unpaid else order.hexdigest()
-        recorded = read_provenance(path).get("totals", {})
-        self.totals.input_tokens = recorded.get("input_tokens", 0)
-        self.totals.output_tokens = recorded.get("output_tokens", 0)
-        self.totals.cost_usd = recorded.get("cost_usd", 0.0)
-        self.totals.outcomes.update(recorded.get("outcomes", {}))
-        for name in [name for name in self.totals.outcomes if OUTCOMES[name].resumable]:
-            del self.totals.outcomes[name]
+        provenance = read_provenance(path)
+        self.totals = Totals.recorded(provenance.get("totals", {}))
 
     def read(self, row: int) -> Completion:
         """The completion in `row`; a few row groups are kept in memory."""
@@ -92,32 +107,31 @@ class FinishedFile:
         self._groups.move_to_end(group)
         return from_dict(Completion, self._groups[group][row])
 
-    def counts(self) -> Iterator[tuple[str, str, int, int, float]]:
-        """(id, outcome, input tokens, output tokens, US dollars) of each answer, without making lists of its ids."""
-        if not self.path.exists():
+    def ended(self) -> Iterator[tuple[str, Ended]]:
+        """How each answered prompt ended, by id, without making lists of its answers' ids."""
+        if not self.rows:
             return
         turn = "turns.list.element."
-        columns = ["id", "outcome", f"{turn}prompt_ids", f"{turn}output_ids", f"{turn}cost_usd"]
         with open_parquet(self.path) as file:
-            for batch in file.iter_batches(columns=columns):
+            # Files of before don't tell what was billed.
+            billed = ["billed_tokens"] * (_turn_fields(file).get_field_index("billed_tokens") >= 0)
+            names = [f"{turn}{name}" for name in ("prompt_ids", "output_ids", "cost_usd", *billed)]
+            for batch in file.iter_batches(columns=["id", "outcome", *names]):
                 turns = batch.column("turns")
                 offsets = turns.offsets.to_pylist()
                 inputs, outputs = (
                     pc.list_value_length(turns.values.field(name)).to_pylist() for name in ("prompt_ids", "output_ids")
                 )
                 costs = turns.values.field("cost_usd").to_pylist()
+                tokens = turns.values.field("billed_tokens").to_pylist() if billed else [0] * len(costs)
+                tokens = [told or sum(counted) for told, *counted in zip(tokens, inputs, outputs)]
                 ids, outcomes = (batch.column(name).to_pylist() for name in ("id", "outcome"))
                 for row, (prompt_id, outcome) in enumerate(zip(ids, outcomes)):
                     if not OUTCOMES[outcome].resumable:
                         own = slice(offsets[row], offsets[row + 1])
-                        yield prompt_id, outcome, sum(inputs[own]), sum(outputs[own]), sum(costs[own])
+                        sums = (sum(column[own]) for column in (inputs, outputs, costs, tokens))
+                        yield prompt_id, Ended(outcome, *sums)
 
 
-def token_counts(turns: list[Turn]) -> tuple[int, int, float]:
-    """(prompt tokens, output tokens, US dollars) of a prompt's turns."""
-    input_tokens, output_tokens, cost = 0, 0, 0.0
-    for turn in turns:
-        input_tokens += len(turn.prompt_ids)
-        output_tokens += len(turn.output_ids)
-        cost += turn.cost_usd
-    return input_tokens, output_tokens, cost
+def _turn_fields(file: pq.ParquetFile) -> pa.StructType:
+    return file.schema_arrow.field("turns").type.value_type

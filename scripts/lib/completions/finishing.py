@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from scripts.lib.completions.answers import ShardAnswers
-from scripts.lib.completions.finished_file import FinishedFile, Totals, token_counts
+from scripts.lib.completions.finished_file import FinishedFile, Totals
 from scripts.lib.completions.journal import encode
-from scripts.lib.completions.journal_records import TurnDone, TurnPart
+from scripts.lib.completions.journal_records import Ended, TurnDone, TurnPart
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Completion, Message, Turn, write_rows
@@ -77,7 +77,7 @@ def write_finished(answers: ShardAnswers, prompts: Path, unpaid: Unpaid, provena
                     raise UserError(f"{prompts}: {prompt.source}: prompt {prompt.id} has no outcome: run again")
                 completion = Completion(prompt.id, answers.dataset, "over_budget", reason, attempts=0)
             completion.messages = conversation(prompt.messages, completion.turns)
-            totals.add(completion.outcome, *token_counts(completion.turns))
+            totals.add(Ended.of(completion.outcome, completion.turns), completion.taken_from)
             yield completion
 
     write_rows(

@@ -26,9 +26,8 @@ from scripts.lib.client.transport import HttpTransport, authorization, require_d
 from scripts.lib.client.vouching import Vouching
 from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.completions.arrivals import ShardArrivals
-from scripts.lib.completions.budget import Account, Amount
+from scripts.lib.completions.budget import Account
 from scripts.lib.completions.dialogue import Dialogue, Step
-from scripts.lib.completions.finished_file import token_counts
 from scripts.lib.completions.finishing import finish
 from scripts.lib.completions.identity import identity
 from scripts.lib.completions.job import ShardJob
@@ -107,15 +106,14 @@ class Generation:
                 f"datasets.{job.dataset}.truncation: a hosted API can't continue from ids: set `retry`, `keep` or `drop`"
             )
         self.clock = clock
-        self.dialogue = Dialogue(target, job.dataset, dataset, config.sampling, self.lane.max_tokens)
+        self.dialogue = Dialogue(target, job.dataset, config, self.lane.max_tokens)
         self.pool = Pool(self.lane.concurrency, self.clock, self.settings.ramp_per_second, self.settings.idle_seconds)
         self.pool.left = self._left
         self.meter = Meter(job.name, 0, self.clock)
         files = ProgressFile(job.state, config, job.dataset, job.shard)
         self.reporter = Reporter(self.meter, files, lambda: self.pool.in_flight)
         totals = answers.totals
-        spent = Amount(totals.input_tokens + totals.output_tokens, totals.cost_usd)
-        self.account = Account(job.state, config, job.dataset, job.shard, spent)
+        self.account = Account(job.state, config, job.dataset, job.shard, answers.paid)
         self.mean_output = self.lane.max_tokens / 4  # smoothed; a guess before the first answer
         self.supervisor: Supervisor | None = None
         self.broken: Counter[str] = Counter()  # answers of broken engines, by endpoint and reason
@@ -240,9 +238,8 @@ class Generation:
 
     def _done(self, step: Step) -> None:
         assert step.completion is not None
-        input_tokens, output_tokens, cost = token_counts(step.completion.turns)
-        self.answers.done(step.completion, input_tokens, output_tokens, cost, step.endpoint)
-        self.meter.add(step.completion.outcome, input_tokens, output_tokens)
+        ended = self.answers.done(step.completion, step.endpoint)
+        self.meter.add(ended.outcome, ended.input_tokens, ended.output_tokens)
 
     async def _advance(self, work: Work) -> Step:
         """Ask turn after turn until the prompt is done, has to wait, or can't be paid (`done` without completion)."""

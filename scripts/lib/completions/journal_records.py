@@ -5,6 +5,29 @@ On disk a record is the list `[kind, *fields]`, and the answer itself, if it has
 
 from typing import Any, NamedTuple
 
+from scripts.lib.core.records import Turn
+
+
+class Ended(NamedTuple):
+    """How a prompt ended, in numbers."""
+
+    outcome: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+    billed_tokens: int = 0  # as the endpoint counted them
+
+    @classmethod
+    def of(cls, outcome: str, turns: list[Turn]) -> "Ended":
+        inputs = sum(len(turn.prompt_ids) for turn in turns)
+        outputs = sum(len(turn.output_ids) for turn in turns)
+        return cls(outcome, inputs, outputs, sum(turn.cost_usd for turn in turns), sum(map(billed, turns)))
+
+
+def billed(turn: Turn) -> int:
+    """The tokens that an answer used up of a budget."""
+    return turn.billed_tokens or len(turn.prompt_ids) + len(turn.output_ids)
+
 
 class Header(NamedTuple):
     """The first line. Its body is the identity that the answers were made with."""
@@ -21,6 +44,12 @@ class Done(NamedTuple):
     output_tokens: int = 0
     cost_usd: float = 0.0
     endpoint: str = ""  # gave the answer or refusal that led to the outcome, if one did
+    billed_tokens: int | None = None
+    taken_from: str = ""
+
+    @property
+    def ended(self) -> Ended:
+        return Ended(self.outcome, self.input_tokens, self.output_tokens, self.cost_usd, _billed(self))
 
 
 class TurnDone(NamedTuple):
@@ -38,13 +67,21 @@ class TurnPart(NamedTuple):
 
 
 class Void(NamedTuple):
-    """What was answered to a prompt is not to be trusted. The sums are those of its outcome, where it had one."""
+    """What was answered to a prompt is not to be trusted. The rest is its outcome's, where it had one."""
 
     prompt_id: str
     outcome: str | None = None
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    billed_tokens: int | None = None
+    taken_from: str = ""
+
+    @property
+    def ended(self) -> Ended | None:
+        if self.outcome is None:
+            return None
+        return Ended(self.outcome, self.input_tokens, self.output_tokens, self.cost_usd, _billed(self))
 
 
 class Proven(NamedTuple):
@@ -52,6 +89,11 @@ class Proven(NamedTuple):
 
     endpoint: str
     position: int
+
+
+def _billed(record: Done | Void) -> int:
+    """Journals of before don't tell."""
+    return record.input_tokens + record.output_tokens if record.billed_tokens is None else record.billed_tokens
 
 
 Record = Header | Done | TurnDone | TurnPart | Void | Proven

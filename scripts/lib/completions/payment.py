@@ -7,6 +7,12 @@ from scripts.lib.completions.progress import Meter
 from scripts.lib.engines.base import Answer, Failure, Request
 
 
+def billed_tokens(request: Request, answer: Answer) -> tuple[int, int]:
+    """(prompt, output) tokens of an answer as its endpoint counts them; our own count where it doesn't say."""
+    output = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
+    return answer.prompt_tokens if answer.prompt_tokens is not None else len(request.prompt_ids), output
+
+
 class Payment:
     """Leaving it settles the reservation with what the request has used by then, however it ends."""
 
@@ -27,8 +33,7 @@ class Payment:
 
     def answered(self, request: Request, answer: Answer) -> None:
         """It cost what the answer says; `answer.cost_usd` is set by the configured prices where the API tells none."""
-        output = len(answer.output_ids) if answer.output_ids is not None else answer.output_tokens or 0
-        prompt = answer.prompt_tokens if answer.prompt_tokens is not None else len(request.prompt_ids)
+        prompt, output = billed_tokens(request, answer)
         if answer.cost_usd is None or answer.billed_elsewhere:
             answer.cost_usd = max(answer.cost_usd or 0.0, self.account.price(prompt, output))
         self._used = Amount(prompt + output, answer.cost_usd)

@@ -147,6 +147,9 @@ class Turn:
     cost_usd: float = 0.0
     seconds: float = 0.0  # from send to last byte
     seed: int = 0  # of the request
+    engine: str = ""  # its kind
+    served_model: str = ""  # as it was asked for
+    billed_tokens: int = 0  # prompt and output as the endpoint counted them; 0 where nobody noted it
 
 
 @dataclass(slots=True)
@@ -160,6 +163,7 @@ class Completion:
     attempts: int = 1
     messages: list[Message] = field(default_factory=list)  # the whole conversation, answers included
     turns: list[Turn] = field(default_factory=list)
+    taken_from: str = ""  # the file of the run where it was found, when another shard has paid for it
 
 
 @dataclass(slots=True)
@@ -221,6 +225,9 @@ _turn = pa.struct(
         pa.field("cost_usd", pa.float64(), nullable=False),
         pa.field("seconds", pa.float64(), nullable=False),
         pa.field("seed", pa.int64(), nullable=False),
+        pa.field("engine", pa.string(), nullable=False),
+        pa.field("served_model", pa.string(), nullable=False),
+        pa.field("billed_tokens", pa.int64(), nullable=False),
     ]
 )
 
@@ -250,6 +257,7 @@ COMPLETION_SCHEMA = _schema(
     ("attempts", pa.int32(), False),
     ("messages", _messages, False),
     ("turns", pa.list_(pa.field("element", _turn, nullable=False)), False),
+    ("taken_from", pa.string(), False),
 )
 SAMPLE_SCHEMA = _schema(
     ("id", pa.string(), False),

@@ -8,9 +8,11 @@ import pytest
 
 from scripts.lib.completions import finished_file, finishing
 from scripts.lib.completions.answers import ShardAnswers
+from scripts.lib.completions.budget import Account, Amount
 from scripts.lib.completions.finishing import conversation, finish, link
 from scripts.lib.completions.journal import scan
 from scripts.lib.completions.journal_records import Done
+from scripts.lib.config.file import parse_config
 from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
@@ -56,7 +58,7 @@ class Shard:
         asked = []
         for one in read_prompts(self.prompts, lambda id: id not in answered):
             if len(asked) < budget:
-                answered.done(completion(one), 3, 11, 0.5)
+                answered.done(completion(one))
                 asked.append(one.key)
         finish(answered, self.prompts, self.output, lambda id: "used up", {"engine": "x"})
         answered.close()
@@ -80,7 +82,7 @@ def test_finished_rows_come_in_the_prompts_order_with_the_whole_conversation(sha
     provenance = read_provenance(shard.output)
     assert provenance["identity"] == IDENTITY
     assert provenance["engine"] == "x"
-    assert provenance["totals"] == {"outcomes": {"ok": 3}, "input_tokens": 9, "output_tokens": 33, "cost_usd": 1.5}
+    assert provenance["totals"] == sums(3)
 
 
 def test_a_deleted_output_costs_nothing(shard):
@@ -114,6 +116,7 @@ def sums(answers: int) -> dict:
         "input_tokens": 3 * answers,
         "output_tokens": 11 * answers,
         "cost_usd": 0.5 * answers,
+        "paid": {"tokens": 14 * answers, "cost_usd": 0.5 * answers},
     }
 
 
@@ -124,7 +127,7 @@ def test_only_the_answers_to_prompts_of_the_shard_are_counted(shard, names):
     shard.run("bcd")  # a is unused now
     rows = shard.write(*"bcde")
     answered = shard.open()
-    answered.done(completion(rows[3]), 3, 11, 0.5)
+    answered.done(completion(rows[3]))
     answered.close()
     shard.write(*names)
     answered = shard.open()
@@ -137,7 +140,7 @@ def test_only_the_answers_to_prompts_of_the_shard_are_counted(shard, names):
 def test_killed_before_the_end_only_what_is_missing_is_asked(shard):
     rows = shard.write("a", "b", "c")
     answered = shard.open()
-    answered.done(completion(rows[1]), 3, 11, 0.5)
+    answered.done(completion(rows[1]))
     answered.journal.write()
     answered.close()
     answered = shard.open()
@@ -191,7 +194,7 @@ def test_turns_of_a_conversation_that_ran_out_of_budget_are_kept(shard):
     answered = shard.open()
     answered.turn(rows[0].id, turn("a", 0))
     answered.part(rows[0].id, turn("a", 1))
-    answered.done(completion(rows[1]), 3, 11, 0.5)
+    answered.done(completion(rows[1]))
     finish(answered, shard.prompts, shard.output, lambda id: "used up", {})
     answered.close()
     answered = shard.open()
@@ -219,23 +222,23 @@ def test_void_answers_are_asked_again(shard):
     ids = {row.id: name for row, name in zip(rows, names)}
     answered = shard.open()
     broken, well = "http://broken", "http://well"
-    answered.done(completion(early), 3, 11, 0.5, broken)  # proven by a canary
+    answered.done(completion(early), broken)  # proven by a canary
     answered.turn(other.id, replace(turn("c"), endpoint=broken))  # this turn as well
     since = answered.journal.position
-    answered.done(completion(mine), 3, 11, 0.5, broken)
-    answered.done(completion(other), 3, 11, 0.5, well)
+    answered.done(completion(mine), broken)
+    answered.done(completion(other), well)
     answered.turn(begun.id, replace(turn("d"), endpoint=broken))
     answered.part(mixed.id, replace(turn("e"), endpoint=broken))
-    answered.done(completion(mixed), 3, 11, 0.5, well)  # the rest came from elsewhere
-    answered.done(completion(looped, "repetition", turns=0), 0, 0, 0.0, broken)
-    answered.done(completion(failed, "exhausted", turns=0), 0, 0, 0.0)
+    answered.done(completion(mixed), well)  # the rest came from elsewhere
+    answered.done(completion(looped, "repetition", turns=0), broken)
+    answered.done(completion(failed, "exhausted", turns=0))
     counts, under_way = answered.void(broken, since)
     assert {ids[prompt_id]: done.outcome for prompt_id, done in counts.items()} == {
         "b": "ok",
         "e": "ok",
         "f": "repetition",
     }
-    assert counts[mine.id] == Done(mine.id, "ok", 3, 11, 0.5, broken)
+    assert counts[mine.id] == Done(mine.id, "ok", 3, 11, 0.5, broken, 14)
     assert under_way == {begun.id}
     assert answered.void(broken, since) == ({}, set())
     answered.close()
@@ -264,7 +267,7 @@ def test_what_was_voided_stays_so_though_it_stands_in_the_finished_file(shard, m
     rows = shard.write(*"abc")
     answered = shard.open()
     for row in rows:
-        answered.done(completion(row), 3, 11, 0.5, "http://broken")
+        answered.done(completion(row), "http://broken")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(finishing, "empty_journal", lambda answers: exec("raise KeyboardInterrupt"))
         finish(answered, shard.prompts, shard.output, lambda id: None, {})
@@ -292,7 +295,7 @@ def test_remains_of_a_kill_while_finishing_are_removed(shard):
 def test_a_prompt_without_outcome_is_an_error_not_a_hole(shard):
     rows = shard.write("a", "b")
     answered = shard.open()
-    answered.done(completion(rows[0]), 3, 11, 0.5)
+    answered.done(completion(rows[0]))
     with pytest.raises(UserError, match=rf"made:b: prompt {rows[1].id} has no outcome"):
         finish(answered, shard.prompts, shard.output, lambda id: None, {})
     answered.close()
@@ -303,7 +306,7 @@ def test_a_prompt_that_comes_twice_is_an_error(shard):
     shard.write("a", "a")
     answered = shard.open()
     for one in read_prompts(shard.prompts, lambda id: True):
-        answered.done(completion(one), 3, 11, 0.5)
+        answered.done(completion(one))
     with pytest.raises(UserError, match="1 different prompts, 2 outcomes"):
         finish(answered, shard.prompts, shard.output, lambda id: None, {})
     answered.close()
@@ -316,7 +319,7 @@ def test_answers_of_other_settings_are_refused_by_name(shard, finished):
     else:
         rows = shard.write("a")
         answered = shard.open()
-        answered.done(completion(rows[0]), 3, 11, 0.5)
+        answered.done(completion(rows[0]))
         answered.close()
     with pytest.raises(
         UserError, match=r"sampling.temperature: 0.7 -> 1.0.*move .*journals/d and .*completions/d away"
@@ -365,13 +368,13 @@ def test_the_next_job_knows_what_no_canary_has_proven(shard):
     rows = shard.write("a", "b", "c", "d", "e")
     one, other = "http://one", "http://other"
     answered = shard.open()
-    answered.done(completion(rows[0]), 3, 11, 0.5, one)
+    answered.done(completion(rows[0]), one)
     answered.turn(rows[1].id, replace(turn("b"), endpoint=other))
     proven = answered.journal.position
-    answered.done(completion(rows[2]), 3, 11, 0.5, one)  # while the canary was out
+    answered.done(completion(rows[2]), one)  # while the canary was out
     answered.prove(one, proven)
-    answered.done(completion(rows[3]), 3, 11, 0.5, one)
-    answered.done(completion(rows[4], "exhausted", turns=0), 0, 0, 0.0)
+    answered.done(completion(rows[3]), one)
+    answered.done(completion(rows[4], "exhausted", turns=0))
     answered.journal.close()  # and no end in order
     answered = shard.open()
     left = answered.unproven()
@@ -380,3 +383,24 @@ def test_the_next_job_knows_what_no_canary_has_proven(shard):
     counts, _ = answered.void(one, left[one][1])
     assert counts.keys() == {rows[2].id, rows[3].id}
     answered.close()
+
+
+@pytest.mark.parametrize("counted", [5, 40])
+def test_reopening_a_shard_spends_nothing(shard, counted):
+    """An API counts other tokens than stand in the rows: the account goes on counting as the API does."""
+    config = parse_config({"datasets": {"d": {"class": "B", "source": "x"}}, "budget": {"tokens": 1_000_000}}, "here")
+    rows = shard.write("a", "b", "c")
+    spent = []
+    for finishes in (False, True, True):
+        answered = shard.open()
+        account = Account(shard.state, config, "d", "000", answered.paid)
+        if not spent:
+            answered.done(replace(completion(rows[0]), turns=[replace(turn("a"), billed_tokens=counted)]))
+            answered.turn(rows[1].id, replace(turn("b"), billed_tokens=counted))
+            account.settle(Amount(), Amount(2 * counted, 1.0))
+            account.save(give_back=True)
+        elif finishes:
+            finish(answered, shard.prompts, shard.output, lambda prompt_id: "used up", {})
+        spent.append(account.spent)
+        answered.close()
+    assert spent == [Amount(2 * counted, 1.0)] * 3

@@ -7,7 +7,8 @@ import pytest
 from scripts.lib.client.attempts import backoff
 from scripts.lib.client.backlog import Work
 from scripts.lib.completions.dialogue import RESAMPLES, Dialogue, Step, history, seed_of
-from scripts.lib.config.model import Dataset, Sampling, Transport
+from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Sampling, Transport
 from scripts.lib.core.records import Message, Prompt, Turn
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.target.output import add_text
@@ -19,13 +20,13 @@ ATTEMPTS = 3
 
 
 def rules(target=KIMI, max_tokens=100, **dataset) -> Dialogue:
-    return Dialogue(
-        target,
-        "d",
-        Dataset(**{"class": "B", "source": "x", **dataset}),
-        Sampling(seed=5),
-        max_tokens,
-    )
+    values = {
+        "model": {"name": "org/base"},
+        "engine": {"kind": "sglang", "served_model": "tuned"},
+        "sampling": {"seed": 5},
+        "datasets": {"d": {"class": "B", "source": "x", **dataset}},
+    }
+    return Dialogue(target, "d", parse_config(values, "test"), max_tokens)
 
 
 def failed(dialogue: Dialogue, one: Work, failure: Failure, successes: int) -> Step:
@@ -417,3 +418,19 @@ def test_no_seed_is_sent_when_there_is_to_be_none():
     request = dialogue.next_request(one)
     assert request.seed is None
     assert take(dialogue, one, said("Hm.</think>Four.")).completion.turns[0].seed == 0
+
+
+def test_a_turn_knows_its_engine_its_model_and_what_it_used_of_a_budget():
+    """As the endpoint counts: a hosted API's tokens are not ours. A part that is continued counts as well."""
+    dialogue, one = rules(truncation="continue", truncation_max_tokens=300), work()
+    request = dialogue.next_request(one)
+    answer = said("I count because", "length")
+    answer.prompt_tokens, answer.output_tokens = 70, 20
+    step = dialogue.answered(one, request, answer, "http://e", 1.0)
+    assert (step.turn.engine, step.turn.served_model) == ("sglang", "tuned")
+    assert step.turn.billed_tokens == 70 + len(answer.output_ids)
+    request = dialogue.next_request(one)
+    rest = said(" it is fun.")
+    step = dialogue.answered(one, request, rest, "http://e", 1.0)
+    (turn,) = step.completion.turns
+    assert turn.billed_tokens == 70 + len(answer.output_ids) + len(request.prompt_ids) + len(rest.output_ids)

@@ -171,7 +171,7 @@ class Conversation:
     def __init__(self, protocol: str, **engine: object) -> None:
         settings = config(protocol, **engine)
         self.protocol, self.adapter = protocol, adapter_for(settings)
-        self.dialogue = Dialogue(TARGET, "d", settings.datasets["d"], settings.sampling, 400)
+        self.dialogue = Dialogue(TARGET, "d", settings, 400)
         self.settings = settings.transport
         messages = [Message("user", "Why do you count?")]
         self.work = Work(Prompt("0" * 32, "d", "x:1", "k", messages))

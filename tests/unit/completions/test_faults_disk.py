@@ -38,7 +38,7 @@ def test_resume_goes_by_id(tmp_path: Path) -> None:
     arrived = [ids[number] for number in (31, 2, 17, 39, 8)]
     first = answered(tmp_path)
     for number, id in enumerate(arrived):
-        first.done(completion(id, number), 3, 3, 0.0)
+        first.done(completion(id, number))
     first.close()
     second = answered(tmp_path)
     try:
@@ -55,9 +55,9 @@ def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     """A kill in the middle of a write: the records before it stay, and the next one is not glued to its remains."""
     ids = [prompt.id for prompt in prompts(3)]
     first = answered(tmp_path)
-    first.done(completion(ids[0], 0), 3, 3, 0.0)
+    first.done(completion(ids[0], 0))
     whole = journal(tmp_path).stat().st_size
-    first.done(completion(ids[1], 1), 3, 3, 0.0)
+    first.done(completion(ids[1], 1))
     first.close()
     data = journal(tmp_path).read_bytes()
     for length in (*range(whole, len(data), 16), len(data) - 1):
@@ -65,7 +65,7 @@ def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:
         resumed = answered(tmp_path)
         assert ids[0] in resumed
         assert ids[1] not in resumed
-        resumed.done(completion(ids[2], 2), 3, 3, 0.0)
+        resumed.done(completion(ids[2], 2))
         resumed.close()
         records = [line.record for line in scan(journal(tmp_path))]
         assert None not in records
