@@ -23,6 +23,9 @@ class Hub:
         self.datasets: dict[str, dict[str, bytes]] = {}
         self.gated: dict[str, str] = {}  # dataset -> the token that opens it
         self.cut: dict[str, int] = {}  # path -> bytes after which the connection breaks, once
+        self.missing: set[str] = set()  # paths that are listed, but not there
+        self.busy: list[tuple[int, dict[str, str]]] = []  # (status, headers) of the next listings
+        self.bad_tokens: set[str] = set()
         self.requests: list[tuple[str, str, str | None, str | None]] = []
         self.url = ""
 
@@ -55,6 +58,11 @@ def hub_server() -> Iterator[Hub]:
             name = "/".join(parts[:2])
             if name not in hub.datasets:
                 return self.fail(404, "RepoNotFound")
+            if token in hub.bad_tokens:
+                return self.fail(401, "", "Invalid credentials in Authorization header")
+            if path.startswith("/api/") and hub.busy:
+                status, headers = hub.busy.pop(0)
+                return self.fail(status, "", headers=headers)
             if name in hub.gated and hub.gated[name] != token:
                 return self.fail(403 if token else 401, "GatedRepo")
             if parts[3:] and parts[3] not in ("main", COMMIT):
@@ -62,7 +70,7 @@ def hub_server() -> Iterator[Hub]:
             if path.startswith("/api/"):
                 return self.send(json.dumps(self.describe(name)).encode(), "application/json", body)
             file = "/".join(parts[4:])
-            if file not in hub.datasets[name]:
+            if file not in hub.datasets[name] or file in hub.missing:
                 return self.fail(404, "EntryNotFound")
             return self.send_file(hub.datasets[name][file], file, body)
 
@@ -73,10 +81,10 @@ def hub_server() -> Iterator[Hub]:
             ]
             return {"id": name, "sha": COMMIT, "siblings": files, "private": False, "tags": [], "downloads": 0}
 
-        def fail(self, status: int, code: str) -> None:
+        def fail(self, status: int, code: str, message: str = "", headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
-            self.send_header("X-Error-Code", code)
-            self.send_header("X-Error-Message", code)
+            for name, value in {"X-Error-Code": code, "X-Error-Message": message or code, **(headers or {})}.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from scripts import prepare_prompts, prepare_target
 from scripts.lib.core.provenance import PROJECT
+from scripts.lib.core.waiting import ATTEMPTS
 from tests.hub_server import COMMIT, hub_server
 
 CARD = """---
@@ -132,6 +133,10 @@ def test_one_file_or_glob_of_a_repository(tmp_path, prepare):
     assert report(tmp_path)["rows"] == 1
     assert prepare(source="hf:someone/chats/data/*_sft-00000-*.parquet") == 0
     assert report(tmp_path)["rows"] == 201
+    assert prepare(source="hf:someone/chats/extra") == 0
+    assert report(tmp_path)["rows"] == 1
+    assert prepare(source="hf:someone/chats/**/*.jsonl") == 0
+    assert report(tmp_path)["rows"] == 1
 
 
 def test_broken_download_goes_on_where_it_stopped(tmp_path, hub, prepare, monkeypatch):
@@ -156,13 +161,62 @@ def test_cache_serves_the_second_run_and_offline_runs(tmp_path, hub, prepare):
     assert {source["revision"] for source in after["sources"]} == {COMMIT}
 
 
+def test_a_cache_that_holds_a_part_of_a_split_stops_an_offline_run(hub, prepare, capfd):
+    assert prepare(source="hf:someone/chats/data/train_sft-00000-*") == 0
+    assert prepare(split="train_sft", environment={"HF_HUB_OFFLINE": "1"}, revision=COMMIT) == 1
+    # Without its card, which was not fetched, the names of the files tell the split.
+    assert "1 of the 2 files data/train_sft-*-of-00002 are in the cache" in capfd.readouterr().err
+
+
 def test_token_of_the_environment_opens_a_gated_dataset(tmp_path, hub, prepare, capfd):
     hub.gated["someone/chats"] = "secret-token"
     assert prepare(split="train_sft") == 1
     refused = capfd.readouterr().err
     assert "hf:someone/chats: gated: accept its terms on the Hub and set HF_TOKEN" in refused
+    assert prepare(split="train_sft", environment={"HF_TOKEN": "anothers-token"}) == 1
+    assert "hf:someone/chats: gated, and HF_TOKEN is refused: accept its terms" in capfd.readouterr().err
     assert prepare(split="train_sft", environment={"HF_TOKEN": "secret-token"}) == 0
     assert "secret-token" not in capfd.readouterr().err + json.dumps(report(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"), [(503, {}), (429, {"Retry-After": "2"}), (502, {}), (429, {"RateLimit": '"api";r=0;t=3'})]
+)
+def test_a_busy_hub_is_asked_again_later(tmp_path, hub, prepare, monkeypatch, status, headers):
+    slept = []
+    monkeypatch.setattr("scripts.lib.core.waiting.time.sleep", slept.append)
+    hub.busy = [(status, headers)] * 3
+    assert prepare(split="train_sft") == 0
+    assert report(tmp_path)["rows"] == 250
+    asked = float((headers.get("Retry-After") or headers.get("RateLimit") or "0")[-1])
+    assert slept == [max(asked, 1), max(asked, 2), max(asked, 4)]
+
+
+def test_a_hub_that_stays_busy_ends_the_run_with_one_line(hub, prepare, monkeypatch, capfd):
+    monkeypatch.setattr("scripts.lib.core.waiting.time.sleep", lambda seconds: None)
+    hub.busy = [(503, {})] * 50
+    assert prepare(split="train_sft") == 1
+    assert 50 - len(hub.busy) == ATTEMPTS
+    assert "error: datasets.a.source: hf:someone/chats: can't be reached" in capfd.readouterr().err
+
+
+def test_a_token_that_the_hub_does_not_know(hub, prepare, capfd):
+    """Sent along it spoils even what is open to everybody."""
+    hub.bad_tokens.add("expired")
+    assert prepare(split="train_sft", environment={"HF_TOKEN": "expired"}) == 1
+    error = capfd.readouterr().err
+    assert "hf:someone/chats: HF_TOKEN is refused (HTTP 401): make a new one" in error
+    assert "expired" not in error
+
+
+def test_a_file_that_is_listed_but_missing(hub, prepare, capfd):
+    hub.missing.add("data/train_sft-00001-of-00002.parquet")
+    assert prepare(split="train_sft") == 1
+    error = capfd.readouterr().err
+    assert (
+        "hf:someone/chats/data/train_sft-00001-of-00002.parquet: missing in the repository, though it lists it" in error
+    )
+    assert "HF_HUB_OFFLINE" not in error
 
 
 @pytest.mark.parametrize(
@@ -179,7 +233,8 @@ def test_token_of_the_environment_opens_a_gated_dataset(tmp_path, hub, prepare, 
         ({"environment": {"HF_ENDPOINT": "http://127.0.0.1:9"}}, "can't be reached"),
     ],
 )
-def test_mistakes_are_one_line(prepare, capfd, keys, message):
+def test_mistakes_are_one_line(prepare, capfd, monkeypatch, keys, message):
+    monkeypatch.setattr("scripts.lib.core.waiting.BACKOFF_SECONDS", 0)
     assert prepare(**keys) == 1
     error = capfd.readouterr().err
     assert message in error

