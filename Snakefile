@@ -16,7 +16,7 @@ sys.path.insert(0, workflow.basedir)
 shell.prefix(f"set -euo pipefail; export PYTHONPATH={shlex.quote(str(workflow.basedir))}:${{{{PYTHONPATH:-}}}}; ")
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.workflow import Work
+from scripts.lib.workflow import RunPlan
 
 # Your own --configfile replaces the example instead of being mixed into its datasets.
 if not workflow.configfiles:
@@ -25,7 +25,7 @@ if not workflow.configfiles:
 
 
 try:
-    WORK = Work.of(config, workflow.configfiles)
+    PLAN = RunPlan.of(config, workflow.configfiles)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -34,7 +34,7 @@ rule all:
     """The corpus, and every file on the way to it: a shard that was deleted by hand is made again."""
     input:
         "results/state/training.json",
-        WORK.shard_files,
+        PLAN.shard_files,
 
 
 # In the order in which data flows.
@@ -45,10 +45,10 @@ for name in "target prompts environments completions tokens validated training h
 
 onstart:
     try:
-        WORK.write_config()
+        PLAN.write_config()
     except UserError as error:
         raise WorkflowError(str(error)) from None
-    if WORK.config.upload.target:
+    if PLAN.config.upload.target:
         shell(UPLOAD_BESIDE_THE_RUN)
 
 

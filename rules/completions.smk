@@ -11,7 +11,7 @@ STOP_SERVERS = "python -m scripts.stop_servers --state results/state"
 rule completions:
     """Stages 1 and 2 only: everything that needs the servers."""
     input:
-        expand("results/completions/{dataset}/{shard}.parquet", dataset=WORK.answered, shard=WORK.shards),
+        expand("results/completions/{dataset}/{shard}.parquet", dataset=PLAN.answered, shard=PLAN.shards),
 
 
 rule generate_completions:
@@ -20,7 +20,7 @@ rule generate_completions:
         target="results/target/target.json",
         prompts="results/prompts/{dataset}/{shard}.parquet",
         # ancient: an environment that was made anew doesn't make answers stale.
-        environment=ancient(WORK.environment),
+        environment=ancient(PLAN.environment),
     output:
         completions="results/completions/{dataset}/{shard}.parquet",
     log:
@@ -28,11 +28,11 @@ rule generate_completions:
     benchmark:
         "results/benchmarks/generate_completions/{dataset}.{shard}.jsonl"
     wildcard_constraints:
-        dataset="|".join(WORK.answered) or "none",
+        dataset="|".join(PLAN.answered) or "none",
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: WORK.settings("completions", wildcards.dataset),
+        settings=lambda wildcards: PLAN.settings("completions", wildcards.dataset),
     shell:
         # tee: a run of hours must be seen to be alive, on screen and in the log.
         "exec python -m scripts.generate_completions"
@@ -50,7 +50,7 @@ rule serve:
     """Start the servers and keep them up in the foreground, until Ctrl-C."""
     input:
         target="results/target/target.json",
-        environment=ancient(WORK.environment),
+        environment=ancient(PLAN.environment),
     log:
         "results/logs/serve.log",
     conda:

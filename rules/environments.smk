@@ -15,7 +15,7 @@ rule create_environment:
     log:
         "results/logs/create_environment/{name}.log",
     wildcard_constraints:
-        name="|".join(WORK.environments),
+        name="|".join(PLAN.environments),
     conda:
         "../envs/client.yaml"
     shell:

@@ -9,7 +9,7 @@ UPLOAD_BESIDE_THE_RUN = (
     " > results/state/upload.log 2>&1 &"
 )
 
-for export_format in WORK.export_formats:
+for export_format in PLAN.export_formats:
 
     rule:
         name:

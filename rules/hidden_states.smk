@@ -9,7 +9,7 @@ rule hidden_states:
     """Hidden states of the samples that `hidden_states` in the configuration names."""
     input:
         # Says that an engine has none before the corpus is made.
-        lambda wildcards: WORK.hidden_states_receipt(),
+        lambda wildcards: PLAN.hidden_states_receipt(),
 
 
 rule extract_hidden_states:
@@ -17,7 +17,7 @@ rule extract_hidden_states:
     input:
         target="results/target/target.json",
         corpus="results/state/training.json",
-        environment=ancient(WORK.environment),
+        environment=ancient(PLAN.environment),
     output:
         receipt="results/state/hidden_states.json",
     log:
@@ -27,11 +27,11 @@ rule extract_hidden_states:
     conda:
         "../envs/client.yaml"
     params:
-        settings=WORK.settings("hidden_states"),
+        settings=PLAN.settings("hidden_states"),
         # Not among the outputs, so files that were removed by hand are noticed here.
-        files="missing" if WORK.hidden_states_lost() else None,
+        files="missing" if PLAN.hidden_states_lost() else None,
     message:
-        WORK.hidden_states_size()
+        PLAN.hidden_states_size()
     shell:
         "exec python -m scripts.extract_hidden_states"
         " --config results/state/config.json"

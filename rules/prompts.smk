@@ -13,22 +13,22 @@ wildcard_constraints:
 rule prompts:
     """Stage 1 only."""
     input:
-        expand("results/prompts/{dataset}/report.json", dataset=WORK.datasets),
+        expand("results/prompts/{dataset}/report.json", dataset=PLAN.datasets),
 
 
 rule prepare_prompts:
     """Read a source, clean it, choose prompts, give them stable ids, cut them into shards."""
     input:
         target="results/target/target.json",
-        sources=lambda wildcards: WORK.sources[wildcards.dataset],
-        evaluation_sets=WORK.evaluation_sets,
+        sources=lambda wildcards: PLAN.sources[wildcards.dataset],
+        evaluation_sets=PLAN.evaluation_sets,
         # Datasets that are named before this one keep a duplicate prompt.
         earlier=lambda wildcards: expand(
             "results/prompts/{earlier}/keys.parquet",
-            earlier=WORK.before(wildcards.dataset),
+            earlier=PLAN.before(wildcards.dataset),
         ),
     output:
-        shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=WORK.shards),
+        shards=expand("results/prompts/{{dataset}}/{shard}.parquet", shard=PLAN.shards),
         prompt_keys="results/prompts/{dataset}/keys.parquet",
         report="results/prompts/{dataset}/report.json",
     log:
@@ -38,7 +38,7 @@ rule prepare_prompts:
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: WORK.settings("prompts", wildcards.dataset),
+        settings=lambda wildcards: PLAN.settings("prompts", wildcards.dataset),
     shell:
         "exec python -m scripts.prepare_prompts"
         " --config results/state/config.json"

@@ -17,7 +17,7 @@ rule prepare_target:
     conda:
         "../envs/client.yaml"
     params:
-        settings=WORK.settings("target"),
+        settings=PLAN.settings("target"),
     shell:
         "exec python -m scripts.prepare_target"
         " --config results/state/config.json"

@@ -15,11 +15,11 @@ rule tokenize_completions:
     log:
         "results/logs/tokenize_completions/{dataset}/{shard}.log",
     wildcard_constraints:
-        dataset="|".join(WORK.answered) or "none",
+        dataset="|".join(PLAN.answered) or "none",
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: WORK.settings("tokens", wildcards.dataset),
+        settings=lambda wildcards: PLAN.settings("tokens", wildcards.dataset),
     shell:
         "exec python -m scripts.tokenize_completions"
         " --config results/state/config.json"
@@ -41,11 +41,11 @@ rule tokenize_conversations:
     log:
         "results/logs/tokenize_conversations/{dataset}/{shard}.log",
     wildcard_constraints:
-        dataset="|".join(WORK.ready) or "none",
+        dataset="|".join(PLAN.ready) or "none",
     conda:
         "../envs/client.yaml"
     params:
-        settings=lambda wildcards: WORK.settings("tokens", wildcards.dataset),
+        settings=lambda wildcards: PLAN.settings("tokens", wildcards.dataset),
     shell:
         "exec python -m scripts.tokenize_conversations"
         " --config results/state/config.json"

@@ -15,7 +15,7 @@ rule backup_training:
     """Snapshot the current corpus, verified by checksum, before anything replaces it."""
     input:
         summary="results/validated/summary.json",
-        validated=expand("results/validated/{dataset}/{shard}.parquet", dataset=WORK.datasets, shard=WORK.shards),
+        validated=expand("results/validated/{dataset}/{shard}.parquet", dataset=PLAN.datasets, shard=PLAN.shards),
     output:
         receipt="results/state/backup.json",
     log:
@@ -23,7 +23,7 @@ rule backup_training:
     conda:
         "../envs/client.yaml"
     params:
-        settings=WORK.settings("training"),
+        settings=PLAN.settings("training"),
     shell:
         "exec python -m scripts.backup_training"
         " --config results/state/config.json"
@@ -38,7 +38,7 @@ rule merge_training:
     input:
         backup="results/state/backup.json",
         summary="results/validated/summary.json",
-        validated=expand("results/validated/{dataset}/{shard}.parquet", dataset=WORK.datasets, shard=WORK.shards),
+        validated=expand("results/validated/{dataset}/{shard}.parquet", dataset=PLAN.datasets, shard=PLAN.shards),
     output:
         receipt="results/state/training.json",
     log:
@@ -48,7 +48,7 @@ rule merge_training:
     conda:
         "../envs/client.yaml"
     params:
-        settings=WORK.settings("training"),
+        settings=PLAN.settings("training"),
         # Not among the outputs, so a corpus that was removed by hand is noticed here.
         corpus=(
             "missing"
@@ -72,7 +72,7 @@ rule restore_training:
     conda:
         "../envs/client.yaml"
     params:
-        name=WORK.config.restore or "",
+        name=PLAN.config.restore or "",
     shell:
         "exec python -m scripts.restore_training"
         " --training results/training"

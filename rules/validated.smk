@@ -15,7 +15,7 @@ rule validate_tokens:
         target="results/target/target.json",
         prompts="results/prompts/{dataset}/{shard}.parquet",
         completions=branch(
-            lambda wildcards: wildcards.dataset in WORK.answered,
+            lambda wildcards: wildcards.dataset in PLAN.answered,
             then="results/completions/{dataset}/{shard}.parquet",
         ),
         tokens="results/tokens/{dataset}/{shard}.parquet",
@@ -28,7 +28,7 @@ rule validate_tokens:
     conda:
         "../envs/client.yaml"
     params:
-        settings=WORK.settings("validated"),
+        settings=PLAN.settings("validated"),
     shell:
         "exec python -m scripts.validate_tokens"
         " --config results/state/config.json"
@@ -47,7 +47,7 @@ rule summarize_validation:
     """Add up all shards; stop the run here when too many samples were rejected."""
     input:
         target="results/target/target.json",
-        summaries=expand("results/validated/{dataset}/{shard}.json", dataset=WORK.datasets, shard=WORK.shards),
+        summaries=expand("results/validated/{dataset}/{shard}.json", dataset=PLAN.datasets, shard=PLAN.shards),
     output:
         summary="results/validated/summary.json",
         frequencies="results/validated/token_frequencies.parquet",
@@ -56,7 +56,7 @@ rule summarize_validation:
     conda:
         "../envs/client.yaml"
     params:
-        settings=WORK.settings("validated"),
+        settings=PLAN.settings("validated"),
     shell:
         "exec python -m scripts.summarize_validation"
         " --config results/state/config.json"

@@ -20,7 +20,7 @@ RESULTS = Results(Path("results"))
 
 
 @dataclass(frozen=True)
-class Work:
+class RunPlan:
     """The whole plan: it is known before anything runs."""
 
     config: Config
@@ -28,7 +28,7 @@ class Work:
     evaluation_sets: list[str]
 
     @classmethod
-    def of(cls, values: dict[str, Any], files: Iterable[Path | str]) -> "Work":
+    def of(cls, values: dict[str, Any], files: Iterable[Path | str]) -> "RunPlan":
         """From the merged values of the configuration files. Raises UserError."""
         config = parse_config(values, ", ".join(map(str, files)))
         adapter_for(config)  # which knows more of what its engine can't do

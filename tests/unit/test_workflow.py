@@ -8,10 +8,10 @@ import pytest
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.exports import FORMATS
-from scripts.lib.workflow import Work
+from scripts.lib.workflow import RunPlan
 
 
-def work(folder: Path, **settings: Any) -> Work:
+def plan(folder: Path, **settings: Any) -> RunPlan:
     for name in ("asked", "given"):
         (folder / f"{name}.jsonl").write_text('{"prompt": "Why is the sky blue?"}\n')
     datasets = {
@@ -19,7 +19,7 @@ def work(folder: Path, **settings: Any) -> Work:
         "given": {"class": "A", "source": str(folder / "given.jsonl")},
     }
     values = {"model": {"name": "embedded:smollm2"}, "datasets": datasets, "shards": 2, **settings}
-    return Work.of(values, ["my.yaml"])
+    return RunPlan.of(values, ["my.yaml"])
 
 
 def test_every_file_on_the_way_to_the_corpus(tmp_path: Path) -> None:
@@ -27,28 +27,28 @@ def test_every_file_on_the_way_to_the_corpus(tmp_path: Path) -> None:
     expected = [f"results/completions/asked/{shard}.parquet" for shard in shards]
     for stage in ("tokens", "validated"):
         expected += [f"results/{stage}/{name}/{shard}.parquet" for name in ("asked", "given") for shard in shards]
-    assert work(tmp_path).shard_files == expected
+    assert plan(tmp_path).shard_files == expected
 
 
 def test_of_equal_prompts_the_dataset_that_is_named_first_keeps_its_own(tmp_path: Path) -> None:
-    across = work(tmp_path, selection={"deduplicate": "across"})
+    across = plan(tmp_path, selection={"deduplicate": "across"})
     assert (across.before("asked"), across.before("given")) == ([], ["asked"])
-    assert work(tmp_path, selection={"deduplicate": "within"}).before("given") == []
+    assert plan(tmp_path, selection={"deduplicate": "within"}).before("given") == []
 
 
 def test_an_environment_is_made_for_servers_that_are_started_here(tmp_path: Path) -> None:
     launch = {"environment": ".venvs/sglang", "gpus_per_replica": 0}
-    assert work(tmp_path, engine={"kind": "sglang", "launch": launch}).environment == [
+    assert plan(tmp_path, engine={"kind": "sglang", "launch": launch}).environment == [
         ".venvs/sglang/drafter-corpus.json"
     ]
     elsewhere = {"kind": "sglang", "launch": launch, "endpoints": ["http://127.0.0.1:30000"]}
-    assert work(tmp_path, engine=elsewhere).environment == []
+    assert plan(tmp_path, engine=elsewhere).environment == []
     own = {"kind": "sglang", "launch": launch | {"environment": "/opt/sglang"}}
-    assert work(tmp_path, engine=own).environment == []
+    assert plan(tmp_path, engine=own).environment == []
 
 
 def test_hidden_states_that_were_removed_by_hand_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = work(tmp_path)
+    made = plan(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert not made.hidden_states_lost()
     (tmp_path / "results/state").mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_hidden_states_that_were_removed_by_hand_are_noticed(tmp_path: Path, mon
 
 
 def test_a_disk_that_takes_no_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = work(tmp_path)
+    made = plan(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").write_text("in the way")
     with pytest.raises(UserError, match="results"):
@@ -70,7 +70,7 @@ def test_a_disk_that_takes_no_configuration_is_named(tmp_path: Path, monkeypatch
 
 
 def test_each_export_has_a_rule(tmp_path: Path) -> None:
-    assert work(tmp_path).export_formats == tuple(FORMATS)
+    assert plan(tmp_path).export_formats == tuple(FORMATS)
 
 
 def test_the_snakefile_fits_on_a_screen() -> None:

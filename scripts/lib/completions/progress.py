@@ -212,8 +212,8 @@ class ProgressFile:
         datasets: dict[str, Figures] = {}
         for name in self.config.by_class("B"):
             parts = [self._part(name, shard) for shard in self.config.shard_names()]
-            datasets[name] = add_up(parts)
-        whole = add_up(list(datasets.values()))
+            datasets[name] = total_of(parts)
+        whole = total_of(list(datasets.values()))
         return RunProgress(**whole.model_dump(), updated=time.time(), datasets=datasets, **self._uploads())
 
     def _uploads(self) -> dict[str, int]:
@@ -244,7 +244,7 @@ class ProgressFile:
         return self._rows[path]
 
 
-def add_up(parts: list[Figures]) -> Figures:
+def total_of(parts: list[Figures]) -> Figures:
     """The sum of figures. The ETA is that of all remaining tokens at the present rates."""
     if not parts:
         return Figures(status="done")

@@ -25,7 +25,7 @@ _BUDGETS = ("budget.", "dataset.token_budget", "dataset.cost_budget")
 
 
 @dataclass
-class Origin:
+class OriginFact:
     """A fact and its values: one when all agree. `values` maps a value to the places that tell it."""
 
     name: str
@@ -72,7 +72,7 @@ def _text(value: Any) -> str:
     return canonical_json(value).decode()
 
 
-def origins(run: Run) -> tuple[list[Origin], list[Stale]]:
+def origins(run: Run) -> tuple[list[OriginFact], list[Stale]]:
     """The facts for the page, and what is stale. Reads the metadata of every shard, no rows."""
     shards = {
         (name, stage, path.stem): read_provenance(path)
@@ -84,9 +84,9 @@ def origins(run: Run) -> tuple[list[Origin], list[Stale]]:
     return [fact for fact in facts if fact.values], _stale(run, shards)
 
 
-def _targets(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[Origin]:
+def _targets(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[OriginFact]:
     for key, name in _TARGET.items():
-        fact = Origin(name, None, must_agree=True)
+        fact = OriginFact(name, None, must_agree=True)
         if run.target:
             fact.add(run.target.get(key), "target.json")
         for (dataset, stage, shard), provenance in shards.items():
@@ -96,12 +96,12 @@ def _targets(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[Ori
         yield fact
 
 
-def _generation(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[Origin]:
+def _generation(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[OriginFact]:
     for name in run.config.by_class("B"):
-        sampling = Origin("sampling", name, must_agree=True)
-        limit = Origin("max_tokens", name, must_agree=True)
-        engine = Origin("engine", name, must_agree=True)
-        launch = Origin("server options", name, must_agree=False)
+        sampling = OriginFact("sampling", name, must_agree=True)
+        limit = OriginFact("max_tokens", name, must_agree=True)
+        engine = OriginFact("engine", name, must_agree=True)
+        launch = OriginFact("server options", name, must_agree=False)
         for (dataset, stage, shard), provenance in shards.items():
             if dataset == name and stage == "completions":
                 sampling.add(provenance.get("settings", {}).get("sampling"), shard)
@@ -113,28 +113,28 @@ def _generation(run: Run, shards: dict[tuple[str, str, str], dict]) -> Iterator[
                     launch.add(told.get("launch"), shard)
         yield from (sampling, limit, engine, launch)
         answers = run.datasets[name].answers
-        model = Origin("served model", name, must_agree=True)
+        model = OriginFact("served model", name, must_agree=True)
         for reported, turns in answers.models.most_common():
             if reported:
                 model.add(without_folders(reported), f"{turns:,} answers")
-        provider = Origin("provider", name, must_agree=False)
+        provider = OriginFact("provider", name, must_agree=False)
         for reported, turns in answers.providers.most_common():
             if reported:
                 provider.add(reported, f"{turns:,} answers")
         yield from (model, provider)
 
 
-def _code(shards: dict[tuple[str, str, str], dict]) -> Iterator[Origin]:
-    fact = Origin("code", None, must_agree=False)
+def _code(shards: dict[tuple[str, str, str], dict]) -> Iterator[OriginFact]:
+    fact = OriginFact("code", None, must_agree=False)
     for (dataset, stage, shard), provenance in shards.items():
         fact.add(provenance.get("code"), f"{stage}/{dataset}/{shard}")
     yield fact
 
 
-def _sources(run: Run) -> Iterator[Origin]:
+def _sources(run: Run) -> Iterator[OriginFact]:
     for name, one in run.datasets.items():
         for source in (one.source or {}).get("sources", []):
-            fact = Origin("source", name, must_agree=False)
+            fact = OriginFact("source", name, must_agree=False)
             details = {
                 key: value[:12] if key == "sha256" else value
                 for key, value in source.items()

@@ -19,7 +19,7 @@ from scripts.lib.report.comparisons import changed, earlier_mean
 from scripts.lib.report.costs import Speed, generation_speed, rule_costs, union
 from scripts.lib.report.excerpts import excerpts, refused
 from scripts.lib.report.ledger import ledger_of
-from scripts.lib.report.origins import Origin, origins, without_folders
+from scripts.lib.report.origins import OriginFact, origins, without_folders
 from scripts.lib.report.run import DatasetRun, Run, gather
 from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion
 from scripts.lib.report.suspicions import CHECKED, suspicions
@@ -224,9 +224,9 @@ def _endpoints(run: Run) -> list[tuple[tuple[str, str, str], TurnSums]]:
     return ordered
 
 
-def _shared(facts: list[Origin]) -> list[tuple[str, Origin]]:
+def _shared(facts: list[OriginFact]) -> list[tuple[str, OriginFact]]:
     """(whose, fact): a fact that is the same for several datasets once."""
-    rows: list[tuple[list[str], Origin]] = []
+    rows: list[tuple[list[str], OriginFact]] = []
     for fact in facts:
         same = next(
             (row for row in rows if not fact.mixed and row[1].name == fact.name and [*row[1].values] == [*fact.values]),

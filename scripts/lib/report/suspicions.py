@@ -11,7 +11,7 @@ from scripts.lib.core.records import OUTCOMES
 from scripts.lib.prompts.defects import NOT_USED
 from scripts.lib.report.comparisons import CHANGED, DOMINANT, FAR, UNEVEN, compare
 from scripts.lib.report.ledger import LossLedger, corpus_problems
-from scripts.lib.report.origins import Origin, Stale
+from scripts.lib.report.origins import OriginFact, Stale
 from scripts.lib.report.run import DatasetRun, Run
 from scripts.lib.report.suspicion import LOOK, NOTE, WRONG, Suspicion, share_text, together
 
@@ -50,7 +50,9 @@ _THOUGHT_FLAGS = {
 _APART = ("repetition", "over_budget")  # of the outcomes without an answer: told in words of their own
 
 
-def suspicions(run: Run, ledgers: dict[str, LossLedger], origins: list[Origin], stale: list[Stale]) -> list[Suspicion]:
+def suspicions(
+    run: Run, ledgers: dict[str, LossLedger], origins: list[OriginFact], stale: list[Stale]
+) -> list[Suspicion]:
     """Everything suspicious, the worst first."""
     datasets = run.datasets.values()
     found = [
@@ -289,7 +291,7 @@ def _ids(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     yield Suspicion(level, one.name, text, "`merge.mixed_ids_origin: false` refuses a mixture." if exact else "")
 
 
-def _origins(origins: list[Origin]) -> Iterator[Suspicion]:
+def _origins(origins: list[OriginFact]) -> Iterator[Suspicion]:
     for origin in origins:
         if origin.mixed and origin.must_agree:
             values = "; ".join(f"{value} ({', '.join(where)})" for value, where in origin.places())

@@ -47,7 +47,7 @@ class Input:
     provenance: str  # key into Manifest.provenance
 
 
-class Totals(TypedDict):
+class CorpusTotals(TypedDict):
     """Of the whole corpus."""
 
     rows: Count
@@ -94,7 +94,7 @@ class Manifest:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     version: Version
-    totals: Totals
+    totals: CorpusTotals
     parts: list[Part]
     datasets: dict[str, DatasetCounts]
     settings: dict[str, Any]

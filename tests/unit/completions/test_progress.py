@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from scripts.lib.completions import progress
-from scripts.lib.completions.progress import Figures, Meter, ProgressFile, add_up, line
+from scripts.lib.completions.progress import Figures, Meter, ProgressFile, line, total_of
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.records import Message, Prompt, write_rows
 
@@ -207,10 +207,10 @@ def test_a_job_that_was_killed_is_not_running(run):
 
 def test_done_only_when_every_shard_is():
     done, half = Figures(total=5, completed=5, status="done"), Figures(total=5)
-    assert add_up([done, done]).status == "done"
-    assert add_up([done, half]).status == "running"
-    assert add_up([done, Figures(total=5, status="failed")]).status == "failed"
-    assert add_up([half, half]).status == "pending"
+    assert total_of([done, done]).status == "done"
+    assert total_of([done, half]).status == "running"
+    assert total_of([done, Figures(total=5, status="failed")]).status == "failed"
+    assert total_of([half, half]).status == "pending"
 
 
 def test_eta_of_the_run_is_that_of_all_remaining_tokens():
@@ -218,9 +218,9 @@ def test_eta_of_the_run_is_that_of_all_remaining_tokens():
         Figures(total=100, completed=50, total_output_tokens=5000, tokens_per_sec=10, eta_hours=0.1, status="running"),
         Figures(total=100),
     ]
-    assert add_up(parts).eta_hours * 3600 == pytest.approx(150 * 100 / 10, rel=0.01)
+    assert total_of(parts).eta_hours * 3600 == pytest.approx(150 * 100 / 10, rel=0.01)
     parts[0].eta_hours = None
-    assert add_up(parts).eta_hours is None
+    assert total_of(parts).eta_hours is None
 
 
 def test_half_a_file_counts_as_none(run):

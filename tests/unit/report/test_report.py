@@ -19,7 +19,7 @@ from scripts.lib.report.answers import TurnSums, read_answers, read_prompt_lengt
 from scripts.lib.report.comparisons import times
 from scripts.lib.report.costs import rule_costs, union
 from scripts.lib.report.ledger import ledger_of
-from scripts.lib.report.origins import Origin
+from scripts.lib.report.origins import OriginFact
 from scripts.lib.report.run import DatasetRun, Run
 from scripts.lib.report.suspicions import suspicions
 from scripts.lib.validated.lengths import Lengths
@@ -324,7 +324,7 @@ def test_columns_that_nobody_reads_and_how_answers_begin_are_named():
 
 
 def test_two_tokenizers_in_one_run_are_named():
-    origin = Origin("tokenizer", None, must_agree=True)
+    origin = OriginFact("tokenizer", None, must_agree=True)
     for value, place in (("aa", "target.json"), ("bb", "tokens/a/000"), ("bb", "tokens/a/001")):
         origin.add(value, place)
     (found,) = texts(run_of(dataset("a")), [origin])
