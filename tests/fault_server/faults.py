@@ -400,6 +400,20 @@ def _(protocol, generation, dice, now):
     return error(protocol, 429, "Rate limit exceeded: per-minute", "RateLimitError", metadata={"headers": reset})
 
 
+@fault("429_soon")
+def _(protocol, generation, dice, now):
+    wire = error(protocol, 429, "Rate limit exceeded: per-second", "RateLimitError")
+    wire.headers["Retry-After"] = "1"
+    return wire
+
+
+@fault("429_for_ages")
+def _(protocol, generation, dice, now):
+    wire = error(protocol, 429, "Rate limit exceeded: free-models-per-month", "RateLimitError")
+    wire.headers["Retry-After"] = "99999999"
+    return wire
+
+
 @fault("429_upstream")
 def _(protocol, generation, dice, now):
     metadata = {"raw": "the model is temporarily rate-limited upstream", "provider_name": "Beta"}

@@ -338,6 +338,38 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path: Path, capfd, monkeypatch)
             assert not path.is_file() or b"very-secret" not in path.read_bytes(), path
 
 
+def test_of_two_endpoints_one_with_a_used_up_limit_stops_nothing(tmp_path, capfd):
+    with servers(tmp_path, 2, Answers(11), dialect="vllm") as fleet:
+        urls = [server.url for server in fleet]
+        run = Run(tmp_path, prompts(80), urls, kind="vllm", answers=Answers(11))
+        fleet[0].control(faults={"429_for_ages": 1.0})
+        code, said = here(run, capfd)
+        assert code == 0, said
+        assert f"{urls[0]} paused until" in said
+        assert run.check() == Counter(ok=80)
+        fleet[1].control(faults={"429_for_ages": 1.0})
+        run.rows += prompts(90)[80:]
+        run.write_prompts(run.target.provenance())
+        run.output.unlink()
+        code, said = here(run, capfd)
+        assert code == 1
+        assert "its limit resets in 27777:46:39: run again then" in said
+
+
+def test_a_burst_of_refusals_pauses_a_job_for_as_long_as_the_server_says(tmp_path, capfd):
+    """Not for a minute: all but the pause are seconds of work here."""
+    with servers(tmp_path, 1, Answers(12), dialect="openrouter", target=target_folder()) as fleet:
+        run = Run(tmp_path, prompts(200), [fleet[0].url + "/v1"], kind="openai", answers=Answers(12), concurrency=64)
+        job = run.start()
+        assert await_progress(job, lambda: len(run.journalled()) >= 20)
+        fleet[0].control(faults={"429_soon": 1.0})
+        assert await_progress(job, lambda: fleet[0].stats()["injected"].get("429_soon", 0) >= 40)
+        fleet[0].control(faults={})
+        assert job.wait(40) == 0, run.log()
+        assert run.check().total() == 200
+        assert "paused until" in run.log()
+
+
 @pytest.mark.parametrize("second", [300, 5_000], ids=["both short", "one short"])
 def test_servers_with_less_room_than_the_model_get_requests_that_fit(second, tmp_path, capfd):
     """Also the first ones, which are made before any server has said how much it holds."""

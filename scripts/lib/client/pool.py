@@ -48,6 +48,7 @@ class PooledEndpoint:
     reason: str = ""  # why it is not ready
     timeouts: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
     refusals: int = 0  # 429 and the like since the last success
+    pauses: int = 0  # for these, in a row
     paused_until: float = float("-inf")
     spared: bool = False  # too slow for the last prompts
 
@@ -138,13 +139,35 @@ class Pool:
     def ramping(self) -> bool:
         return self._ramp_from is not None and self.allowed() < self.ceiling
 
-    def throttled(self, server: PooledEndpoint, retry_after: float | None = None) -> None:
-        """The server is saturated: fewer at once, and none for a while when it refuses everything."""
+    def throttled(self, server: PooledEndpoint, sent_at: float, retry_after: float | None = None) -> float:
+        """The server is saturated: fewer at once, and none for a while when it refuses everything.
+
+        `sent_at`: when the refused request was sent. All that were sent before a pause ends are one signal, which is as
+        long as the server says itself. Returns the seconds of a pause that begins now, else 0.
+        """
         self._decrease(server, _DECREASE)
         server.refusals += 1
-        if server.refusals >= _PAUSE_AFTER:
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(server.refusals - _PAUSE_AFTER, 10))
-            server.paused_until = self.clock() + max(pause, min(retry_after or 0.0, _LONGEST_PAUSE))
+        if server.refusals < _PAUSE_AFTER:
+            return 0.0
+        now = self.clock()
+        if sent_at < server.paused_until:
+            if retry_after is not None:
+                server.paused_until = max(server.paused_until, now + retry_after)
+            return 0.0
+        server.pauses += 1
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(server.pauses - 1, 10))
+        pause = pause if retry_after is None else retry_after
+        server.paused_until = now + pause
+        return pause
+
+    def rest(self, server: PooledEndpoint, reason: str, seconds: float) -> None:
+        """The server does nothing more for long: it is out, and not even tested before."""
+        self.take_out(server, reason, break_off=False)
+        server.paused_until = self.clock() + seconds
+
+    def all_rest(self, longer: float) -> bool:
+        """Whether every server rests for longer than so many seconds."""
+        return all(server.paused_until - self.clock() > longer for server in self.servers.values())
 
     def _decrease(self, server: PooledEndpoint, factor: float) -> None:
         now = self.clock()
@@ -253,7 +276,7 @@ class Pool:
 
     def succeeded(self, server: PooledEndpoint, tokens: int, seconds: float) -> None:
         self.successes += 1
-        server.failures = server.refusals = 0
+        server.failures = server.refusals = server.pauses = 0
         server.last_sign = server.last_success = self.clock()
         if tokens > 0 and seconds > 0:
             speed = tokens / seconds

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from scripts.lib.client.blame import let_rest, long_rest
 from scripts.lib.client.canary import Canary, CanaryRefused
 from scripts.lib.client.pool import Pool, PooledEndpoint
 from scripts.lib.client.transport import HttpTransport
@@ -114,7 +115,7 @@ class Supervisor:
         """Endpoints that are not ready and are to be tested now."""
         now = self.pool.clock()
         out = [server for server in self.pool.servers.values() if server.status != "ready"]
-        return [s for s in out if not self.watch(s).testing and self.watch(s).test_at <= now]
+        return [s for s in out if not self.watch(s).testing and max(self.watch(s).test_at, s.paused_until) <= now]
 
     def _start_tests(self) -> None:
         """Begin tests of endpoints that are not in use, and canaries of those that are."""
@@ -185,7 +186,9 @@ class Supervisor:
         """A canary without an answer says nothing about the answers before it."""
         if failure.kind == "fatal":
             raise UserError(f"{server.url}: {failure.reason}")
-        if server.status == "ready":
+        if long_rest(failure, self.config.transport):
+            let_rest(server, failure, self.config.transport, self.pool, self.say)
+        elif server.status == "ready":
             # Busy servers may be slow to answer; failing requests will take it out if it is more.
             self.watch(server).passed_at = self.pool.clock()
         else:

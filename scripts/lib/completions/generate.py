@@ -287,7 +287,7 @@ class Generation:
                 if result.odd:
                     self.vouching.suspect(server.url)
                     self.broken[f"{server.url}: {result.reason}"] += 1
-        next_try = await self.blame.next_try(server, request.id, work.attempts, result)
+        next_try = await self.blame.next_try(server, request.id, begun, work.attempts, result)
         step = self.dialogue.tried(work, next_try)
         refused = isinstance(next_try, GivenUp) and next_try.refused
         if refused and step.completion is not None and not OUTCOMES[step.completion.outcome].answered:

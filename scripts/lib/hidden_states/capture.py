@@ -189,7 +189,7 @@ class Pass:
         begun = time.monotonic()
         reply = await self.sender.send(server, states_call(request), tokens, float(tokens))
         if isinstance(reply, Failure):
-            return await self._failed(piece, server, request.id, reply, None)
+            return await self._failed(piece, server, request.id, begun, reply, None)
         number = self.vouching.arrived(server.url)
         self.got.arrived(row.id, server.url)
         # Parsing, hashing and fsync leave the interpreter free for other replies.
@@ -199,7 +199,7 @@ class Pass:
             self.store.forget(row.id, self.capture.tensor)
             return 0.0
         if isinstance(result, Failure):
-            return await self._failed(piece, server, request.id, result, number)
+            return await self._failed(piece, server, request.id, begun, result, number)
         if result is not None:
             self.got.stored[row.id] = result
         self.got.done[row.id] = tokens
@@ -216,10 +216,16 @@ class Pass:
         return self.store.write(row, {**self.store.part(row), self.capture.tensor: states}, engine)
 
     async def _failed(
-        self, piece: Piece, server: PooledEndpoint, request_id: str, failure: Failure, number: int | None
+        self,
+        piece: Piece,
+        server: PooledEndpoint,
+        request_id: str,
+        begun: float,
+        failure: Failure,
+        number: int | None,
     ) -> float | None:
         """Seconds until the next try; None when the row is given up. `number` is its reply's, if there was one."""
-        next_try = await self.blame.next_try(server, request_id, piece.attempts, failure)
+        next_try = await self.blame.next_try(server, request_id, begun, piece.attempts, failure)
         if not isinstance(next_try, GivenUp):
             return next_try
         give_up = partial(self._give_up, piece.row.id, next_try.reason)

@@ -314,6 +314,22 @@ def test_canaries_of_a_dead_server_become_rarer(tmp_path):
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
+def test_an_endpoint_whose_canary_meets_a_limit_of_days_is_not_tested_before_it_resets(tmp_path):
+    house = House(tmp_path)
+    house.pool.update([("http://u0", 0), ("http://u1", 0)])
+    house.wire.down = Failure("throttle", "HTTP 429: monthly", retry_after=99999999.0)
+    house.test()
+    other = house.pool.servers["http://u1"]
+    assert house.supervisor.due_for_test() == [other]
+    house.clock.now = 99999998.0
+    assert house.supervisor.due_for_test() == [other]
+    house.clock.now = 100000000.0
+    assert house.supervisor.due_for_test() == [house.server, other]
+    house.pool.update([("http://u0", 0)])
+    with pytest.raises(UserError, match="its limit resets in"):
+        house.test()
+
+
 def test_an_endpoint_that_is_not_up_yet_is_tested_again_later(tmp_path):
     house = House(tmp_path)
     house.wire.down = Failure("wait", "can't connect")

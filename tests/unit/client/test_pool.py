@@ -107,14 +107,14 @@ def test_a_burst_of_errors_is_one_signal_and_recovery_is_additive(clock):
     server = pool.servers["u0"]
     fill(pool, 100)
     for _ in range(50):
-        pool.throttled(server)
+        pool.throttled(server, clock.now)
     limit = server.limit
     assert limit == pytest.approx(70, abs=2)
     for _ in range(int(limit)):
         pool.succeeded(server, 10, 1.0)
     assert server.limit == pytest.approx(limit + 1, abs=0.2)
     clock.now += 10
-    pool.throttled(server)
+    pool.throttled(server, clock.now)
     assert server.limit == pytest.approx(0.7 * (limit + 1), abs=2)
 
 
@@ -122,17 +122,38 @@ def test_a_server_that_refuses_everything_is_left_alone_for_longer_and_longer(cl
     pool = made(clock)
     server = pool.servers["u0"]
     pauses = []
-    for _ in range(12):
-        pool.throttled(server, retry_after=2.0)
-        pauses.append(max(0.0, server.paused_until - clock.now))
+    for _ in range(10):
+        pauses.append(pool.throttled(server, clock.now))
         clock.now = max(clock.now, server.paused_until) + 0.001
-    assert pauses[0] == pauses[1] == 0.0
-    assert pauses[2] == 2.0
-    assert pauses[-1] == 60.0
+    assert pauses == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert pool.pick(1) is server
     pool.succeeded(server, 10, 1.0)
-    pool.throttled(server)
+    pool.throttled(server, clock.now)
     assert server.paused_until <= clock.now
+
+
+@pytest.mark.parametrize("says", [None, 1.0, 30.0, 400.0])
+def test_a_burst_of_refusals_is_one_pause_as_long_as_the_server_says(clock, says):
+    """64 refusals within 0.3 s stopped a run for a minute."""
+    pool = made(clock)
+    server, begun = pool.servers["u0"], clock.now
+    pauses = []
+    for _ in range(64):
+        clock.now += 0.3 / 64
+        pauses.append(pool.throttled(server, begun, says))
+    assert [pause for pause in pauses if pause] == [says or 1.0]
+    assert server.paused_until - begun == pytest.approx(0.3 * 3 / 64 + 1.0 if says is None else 0.3 + says)
+    clock.now = server.paused_until + 5  # a slow refusal of the same burst
+    assert pool.throttled(server, begun) == 0.0
+    assert server.paused_until < clock.now
+    assert pool.throttled(server, clock.now, says) == (says or 2.0)  # the next one
+
+
+def test_a_pause_of_no_time_is_none(clock):
+    pool = made(clock)
+    server = pool.servers["u0"]
+    assert [pool.throttled(server, clock.now, 0.0) for _ in range(10)] == [0.0] * 10
+    assert pool.pick(1) is server
 
 
 def test_a_long_queue_in_the_engine_lowers_the_limit_and_a_short_one_does_not(clock):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import random
+import re
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -228,7 +229,7 @@ def test_ghosts_are_aborted() -> None:
             failure = await job.pass_deadline(sending)
             assert server.running == 1  # the ghost
             attempts = Attempts()
-            assert isinstance(await job.blame.next_try(job.endpoint, REQUEST.id, attempts, failure), float)
+            assert isinstance(await job.blame.next_try(job.endpoint, REQUEST.id, job.now, attempts, failure), float)
             assert attempts.avoid == url
             while server.running:
                 await asyncio.sleep(0)
@@ -256,7 +257,7 @@ def test_hung_server_is_taken_out() -> None:
             failure = await sending  # broken off, to go elsewhere
             assert isinstance(failure, Failure)
             attempts = Attempts()
-            await job.blame.next_try(job.endpoint, REQUEST.id, attempts, failure)
+            await job.blame.next_try(job.endpoint, REQUEST.id, job.now, attempts, failure)
             assert attempts.counted == 0  # not the prompt's fault
             assert job.pool.ready() == []
             assert job.pool.pick(100) is None
@@ -349,7 +350,7 @@ def test_a_slow_abort_does_not_turn_the_blame_on_the_prompt() -> None:
             transport.abort = abort  # type: ignore[method-assign]
             broken_off = Failure("retry", "no answer within 9 s", billed=True)
             attempts = Attempts()
-            await job.blame.next_try(job.endpoint, REQUEST.id, attempts, broken_off)
+            await job.blame.next_try(job.endpoint, REQUEST.id, job.now, attempts, broken_off)
             assert attempts.counted == 0
             assert job.endpoint.status == "ready"
 
@@ -455,3 +456,43 @@ def test_open_files_are_raised_or_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert limits[-1] == (4256, 8192)
     with pytest.raises(UserError, match=r"ulimit -Hn 10256"):
         require_descriptors(5000)
+
+
+# --- limits that servers name ---
+
+
+def test_a_pause_says_until_when() -> None:
+    async def test() -> None:
+        async with fault_server("silent_stall") as (_, url, transport):
+            job = Job(transport, url)
+            refused = Failure("throttle", "HTTP 429: slow down", retry_after=7.0)
+            for _ in range(64):
+                await job.blame.next_try(job.endpoint, REQUEST.id, job.now, Attempts(), refused)
+            assert job.endpoint.paused_until == job.now + 7.0
+            [line] = [line for line in job.said if "paused" in line]
+            assert re.fullmatch(rf"{url} paused until (\S+ )?\d\d:\d\d:\d\d: HTTP 429: slow down", line)
+
+    run(test)
+
+
+def test_an_endpoint_whose_limit_resets_in_days_is_left_alone_and_the_job_ends_with_the_last_one() -> None:
+    async def test() -> None:
+        async with fault_server("silent_stall") as (_, url, transport):
+            job = Job(transport, url)
+            job.pool.update([(url, 0), ("http://other", 0)])
+            other = job.pool.servers["http://other"]
+            job.pool.admit(other)
+            refused = Failure("throttle", "HTTP 429: monthly", retry_after=99999999.0)
+            attempts = Attempts()
+            delay = await job.blame.next_try(job.endpoint, REQUEST.id, job.now, attempts, refused)
+            assert isinstance(delay, float)
+            assert delay < 100  # the prompt goes to the other one
+            assert (attempts.avoid, attempts.counted) == (url, 0)
+            assert (job.endpoint.status, job.pool.ready()) == ("out", [other])
+            assert sum("the others go on" in line for line in job.said) == 1
+            await job.blame.next_try(job.endpoint, REQUEST.id, job.now, attempts, refused)
+            assert sum("the others go on" in line for line in job.said) == 1
+            with pytest.raises(UserError, match=r"http://other: HTTP 429: monthly: its limit resets in 27777:46:39"):
+                await job.blame.next_try(other, REQUEST.id, job.now, attempts, refused)
+
+    run(test)

@@ -106,6 +106,8 @@ TABLE = [
     Row("404_model", "wait", None, says="does not exist"),
     Row("408_429_529", "retry or throttle", None),
     Row("429_no_retry_after", "throttle", None, pause=(0.19, 0.21)),
+    Row("429_soon", "throttle", None, pause=(1, 1)),
+    Row("429_for_ages", "throttle", None, pause=(99999999, 99999999), says="per-month"),
     Row("429_upstream", "throttle", None, says="rate-limited upstream"),
     Row("402_credits", "fatal", says="nothing is lost"),
     Row("500_logprob_nan", "retry", "rejected", says="Out of range float"),
