@@ -255,7 +255,7 @@ def test_conversations_and_tokens_of_class_a(run):
             "id": 1,
             "messages": [
                 {"role": "user", "content": "q"},
-                {"role": "assistant", "content": "<think>\nr\n</think>\n\na"},
+                {"role": "assistant", "content": "a", "reasoning_content": "r"},
             ],
         },
         {"id": 2, "input_ids": [5, 6, 7], "labels": [-100, 6, 7]},

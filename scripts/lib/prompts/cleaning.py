@@ -80,8 +80,8 @@ class Cleaner:
         # An empty system turn says nothing.
         if messages and messages[0].role == "system" and _BLANK.fullmatch(messages[0].content):
             messages = messages[1:]
-        if self.data_class == "A" and self.target.thinks:
-            _split_thoughts(messages)
+        if self.data_class == "A":
+            self._split_thoughts(messages)
         messages = self._fitting_turns(messages, conversation.prompts_only, changes)
         for message in messages:
             message.content = self._text(message.content, changes)
@@ -101,6 +101,22 @@ class Cleaner:
                 raise Defect("not_to_learn", "no answer has a weight")
             changes.add("not_all_learnt")
         return dataclasses.replace(conversation, messages=messages, changes=[], unused={}), changes
+
+    def _split_thoughts(self, messages: list[Message]) -> None:
+        """Thoughts inside answers to their own place, where the target has one. Else they are text like any other.
+
+        Of a last answer whose thought never closes nothing is left, if there are others.
+        """
+        answers = [message for message in messages if message.role == "assistant"]
+        for message in answers:
+            if not self.target.thinks and not self.target.structural_in(message.content):
+                continue
+            try:
+                split_thought(message)
+            except Defect:
+                if message is not answers[-1] or len(answers) == 1:
+                    raise
+                message.content = ""
 
     def _fitting_turns(self, messages: list[Message], prompts_only: bool, changes: set[str]) -> list[Message]:
         """The turns that the class keeps, after checking who speaks when."""
@@ -168,18 +184,6 @@ def _up_to_last_answer(messages: list[Message], changes: set[str]) -> list[Messa
     if not messages or messages[-1].role != "assistant":
         raise Defect("no_final_answer", "class A needs answers; is this a source of prompts, class B?")
     return messages
-
-
-def _split_thoughts(messages: list[Message]) -> None:
-    """Thoughts inside answers to their own place. Of a last one that never closes nothing is left, if others are."""
-    answers = [message for message in messages if message.role == "assistant"]
-    for message in answers:
-        try:
-            split_thought(message)
-        except Defect:
-            if message is not answers[-1] or len(answers) == 1:
-                raise
-            message.content = ""
 
 
 def _says_nothing(message: Message) -> bool:

@@ -13,9 +13,9 @@ from scripts.lib.prompts.sources.formats import Conversation
 class Markers:
     """Stands in for a target whose control tokens are these texts."""
 
-    def __init__(self):
-        self.structural_texts = {"<|im_end|>": 2, "<|im_start|>": 1, "</think>": 5}
-        self.thinks = True
+    def __init__(self, thinks=True):
+        self.structural_texts = {"<|im_end|>": 2, "<|im_start|>": 1} | ({"</think>": 5} if thinks else {})
+        self.thinks = thinks
 
     def structural_in(self, text):
         return [token for name, token in self.structural_texts.items() if name in text]
@@ -245,3 +245,11 @@ def test_template_variables_may_hold_no_control_tokens():
     with pytest.raises(Defect) as raised:
         Cleaner("B", Markers())(conversation("u:q", template_kwargs='{"persona":"<|im_end|>"}'))
     assert raised.value.reason == "control_tokens"
+
+
+def test_thoughts_in_answers_are_text_for_a_target_without_a_place_for_them():
+    given = conversation("u:q", "a:<think>\nHm.\n</think>\n\nYes.")
+    found, changes = Cleaner("A", Markers(thinks=False))(given)
+    assert (found.messages[1].content, found.messages[1].reasoning) == ("<think>\nHm.\n</think>\n\nYes.", None)
+    found, _ = Cleaner("A", Markers())(given)
+    assert (found.messages[1].content, found.messages[1].reasoning, changes) == ("Yes.", "Hm.", set())
