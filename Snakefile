@@ -37,7 +37,6 @@ rule all:
         PLAN.shard_files,
 
 
-# In the order in which data flows.
 for name in "target prompts environments completions tokens validated training hidden_states exports report".split():
 
     include: f"rules/{name}.smk"
@@ -48,13 +47,14 @@ onstart:
         PLAN.write_config()
     except UserError as error:
         raise WorkflowError(str(error)) from None
-    if PLAN.config.upload.target:
-        shell(UPLOAD_BESIDE_THE_RUN)
+    uploads(BESIDE_THE_RUN)
 
 
 onsuccess:
     shell(STOP_SERVERS)
+    uploads("--brief")
 
 
 onerror:
     shell(STOP_SERVERS)
+    uploads("--tell")

@@ -183,15 +183,22 @@ def test_a_server_that_tells_no_checksum_is_read_back(store, server, tmp_path, m
 
 def test_wrong_secrets_and_buckets_are_the_users_to_mend(settings, tmp_path, monkeypatch):
     file = file_of(tmp_path / "file", 10)
-    with pytest.raises(UserError, match="AccessDenied from the server: check bucket and credentials"):
+    with pytest.raises(UserError, match="AccessDenied: .*these credentials may not do that here"):
         open_store("s3://another-bucket/x", settings).put([file])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(UserError, match="check bucket and credentials"):
-        open_store(f"s3://{BUCKET}/x", settings).put([file])
+    for work in (
+        lambda: open_store(f"s3://{BUCKET}/x", settings).put([file]),
+        lambda: open_store(f"s3://{BUCKET}/x", settings).holds(file),
+    ):
+        with pytest.raises(UserError, match=r"SignatureDoesNotMatch: .*check AWS_SECRET_ACCESS_KEY"):
+            work()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    with pytest.raises(UserError, match=r"InvalidAccessKeyId: .*check AWS_ACCESS_KEY_ID"):
+        open_store(f"s3://{BUCKET}/x", settings).holds(file)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match="set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match="check AWS_ACCESS_KEY_ID"):
         open_store(f"s3://{BUCKET}/x", settings).put([file])
 
 
@@ -202,10 +209,10 @@ def test_a_run_uploads_over_an_outage(server, settings, store, tmp_path):
     with socket.socket() as closed:  # bound, not listening: connections are refused
         closed.bind(("127.0.0.1", 0))
         nowhere = settings.model_copy(update={"endpoint_url": f"http://127.0.0.1:{closed.getsockname()[1]}"})
-        away = Uploader(results, nowhere, open_store(nowhere.target, nowhere), said.append)
+        away = Uploader(results, nowhere, lambda: open_store(nowhere.target, nowhere), said.append)
         assert away.once().s3_failed == len(manifest.parts)
     assert all("tried again later" in line for line in said)
-    back = Uploader(results, settings, store, said.append)
+    back = Uploader(results, settings, lambda: store, said.append)
     counts = back.once(hurry=True)
     assert (counts.s3_failed, counts.s3_uploaded) == (0, len(manifest.parts) + 2)
     store.get("training/manifest.json", tmp_path / "manifest.json")

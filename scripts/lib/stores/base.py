@@ -9,7 +9,10 @@ CHUNK = 1 << 20
 
 
 class TransferError(Exception):
-    """A transfer failed for a reason that another attempt may cure. One line."""
+    """A transfer failed for a reason that another attempt may cure. One line.
+
+    What only people can mend (credentials, a bucket's name, a clock) is a UserError: the place takes nothing at all.
+    """
 
 
 @dataclass(slots=True)

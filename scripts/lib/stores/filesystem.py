@@ -35,6 +35,8 @@ class FilesystemStore:
             return self._files.info(self._path(file.key))["size"] == file.size and self._sha256(file.key) == file.sha256
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise TransferError(f"{self.url}/{file.key}: {error}") from None
 
     def put(self, files: Sequence[File]) -> None:
         for file in files:

@@ -34,7 +34,10 @@ class HubStore:
         except RepositoryNotFoundError:
             raise UserError(f"{self.url}: no such repository, or no right to it: check HF_TOKEN") from None
         except (HfHubHTTPError, OSError) as error:
-            raise TransferError(f"{self.url}: {' '.join(str(error).split())[:300]}") from None
+            told = f"{self.url}: {' '.join(str(error).split())[:300]}"
+            if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+                raise UserError(f"{told}: check that HF_TOKEN may write there") from None
+            raise TransferError(told) from None
 
     def _ready(self) -> None:
         if not self._made:

@@ -15,6 +15,55 @@ from scripts.lib.stores.base import CHUNK, File, TransferError
 
 PART_BYTES = 64 << 20  # of a multipart upload; S3 allows 10,000 parts of at most 5 GB
 
+_CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_EXPIRED = "the credentials have expired: renew them, they are read again"
+_CLOCK = "this machine's clock differs from the server's: set it"
+_REGION = "the bucket is in another region: set upload.region, and upload.endpoint_url if it isn't AWS"
+# What people must mend, by S3's own error codes
+# (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html#ErrorCodeList).
+ADVICE = {
+    "AccessDenied": "these credentials may not do that here: they need s3:PutObject for this prefix",
+    "AccountProblem": "mend it with the provider",
+    "AllAccessDisabled": "mend it with the provider",
+    "AuthorizationHeaderMalformed": _REGION,
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "IllegalLocationConstraintException": _REGION,
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "InvalidBucketName": "check upload.target",
+    "InvalidClientTokenId": _CREDENTIALS,
+    "InvalidToken": "check AWS_SESSION_TOKEN",
+    "KMS.DisabledException": "enable the bucket's key, or take another one",
+    "MethodNotAllowed": "check upload.endpoint_url: no S3 is spoken there",
+    "NoSuchBucket": "make the bucket, or check upload.target",
+    "NotImplemented": "check upload.endpoint_url: this server can't do that",
+    "NotSignedUp": "mend it with the provider",
+    "PermanentRedirect": _REGION,
+    "QuotaExceeded": "make room there",
+    "RequestExpired": _CLOCK,
+    "RequestTimeTooSkewed": _CLOCK,
+    "SignatureDoesNotMatch": "the secret key is that of another access key: check AWS_SECRET_ACCESS_KEY",
+    "StorageFull": "make room there",
+    "TokenRefreshRequired": _EXPIRED,
+    "UnrecognizedClientException": _CREDENTIALS,
+    "XMinioStorageFull": "make room there",
+}
+# A HEAD has no body, so its errors have no code but the status; a GET of one byte tells the cause.
+_MUTE = ("301", "307", "400", "401", "403")
+# What botocore says when it finds no usable credentials, by the names of its exceptions.
+_NO_CREDENTIALS = (
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError",
+    "ConfigParseError", "ConfigNotFound", "TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError",
+)  # fmt: skip
+
+
+class _Mute(Exception):
+    """A HEAD was refused, nobody knows why yet."""
+
+
+class Unreadable(Exception):
+    """These credentials may write but not read."""
+
 
 def _base64(digest: bytes) -> str:
     return base64.b64encode(digest).decode()
@@ -36,23 +85,33 @@ class S3Store:
         try:
             import boto3
             from botocore.config import Config as ClientConfig
+            from botocore.exceptions import BotoCoreError
         except ImportError:
             raise UserError(f"{url}: S3 needs boto3: run `make setup`") from None
         self.url = url.rstrip("/")
         self.bucket, _, self.prefix = url.removeprefix("s3://").strip("/").partition("/")
         if not self.bucket:
             raise UserError(f"{url}: names no bucket: s3://bucket/prefix")
-        self._client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=settings.endpoint_url,
-            region_name=settings.region,
-            # Our own SHA-256 is sent with each request; boto3's CRCs on top confuse older servers.
-            config=ClientConfig(
-                retries={"mode": "standard", "max_attempts": 5},
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
-        )
+        try:
+            self._client = boto3.session.Session().client(
+                "s3",
+                endpoint_url=settings.endpoint_url,
+                region_name=settings.region,
+                # Our own SHA-256 is sent with each request; boto3's CRCs on top confuse older servers.
+                config=ClientConfig(
+                    retries={"mode": "standard", "max_attempts": 5},
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                ),
+            )
+        except (BotoCoreError, ValueError) as error:  # a broken ~/.aws/config, an endpoint that is no URL
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: Exception) -> UserError:
+        text = " ".join(str(error).split())
+        where = "upload.endpoint_url and upload.region" if "ndpoint" in text or "egion" in text else "~/.aws"
+        advice = _CREDENTIALS if type(error).__name__ in _NO_CREDENTIALS else f"check {where}"
+        return UserError(f"{self.url}: {text}: {advice}")
 
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": f"{self.prefix}/{key}" if self.prefix else key}
@@ -63,25 +122,59 @@ class S3Store:
         try:
             return getattr(self._client, operation)(**arguments)
         except ClientError as error:
-            code = error.response["Error"].get("Code", "")
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if code in ("404", "NoSuchKey", "NotFound", "NoSuchUpload"):
-                raise FileNotFoundError(arguments.get("Key")) from None
-            if code == "NoSuchBucket" or status == 403:
-                raise UserError(f"{self.url}: {code} from the server: check bucket and credentials") from None
-            raise TransferError(
-                f"{self.url}: {operation}: {code} {error.response['Error'].get('Message', '')}"
+            raise self._cause(operation, error.response) from None
+        except RecursionError:  # botocore asks for the bucket's region, and asks again when that is redirected as well
+            raise UserError(
+                f"{self.url}: the server redirects every request: check upload.endpoint_url (https, another host?)"
             ) from None
         except BotoCoreError as error:
-            if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
-                raise UserError(f"{self.url}: {error}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
+            if type(error).__name__ in _NO_CREDENTIALS:
+                raise self._unusable(error) from None
             raise TransferError(f"{self.url}: {operation}: {' '.join(str(error).split())}") from None
+
+    def _cause(self, operation: str, response: dict[str, Any]) -> Exception:
+        """What an error of the server means: nothing there, something to mend, or worth another attempt."""
+        code, message = (str(response["Error"].get(name, "")) for name in ("Code", "Message"))
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if code in ("404", "NoSuchKey", "NotFound", "NoSuchUpload"):
+            return FileNotFoundError(operation)
+        if code in _MUTE and operation == "head_object":
+            return _Mute(f"{self.url}: {operation}: {code} {message}")
+        told = " ".join(f"{self.url}: {code}: {message}".split())
+        if code in ADVICE:
+            return UserError(f"{told}: {ADVICE[code]}")
+        if status in (301, 401, 403):
+            return UserError(f"{told}: {_REGION if status == 301 else 'check bucket and credentials'}")
+        return TransferError(f"{self.url}: {operation}: {code} {message}")
+
+    def _head(self, key: str) -> dict[str, Any] | None:
+        """What the server tells of a file; None when it isn't there.
+
+        Raises Unreadable when these credentials may not ask.
+        """
+        try:
+            return self._call("head_object", **self._where(key), ChecksumMode="ENABLED")
+        except FileNotFoundError:
+            return None
+        except _Mute as mute:
+            try:
+                self._call("get_object", **self._where(key), Range="bytes=0-0")["Body"].close()
+            except FileNotFoundError:
+                return None
+            except UserError as error:
+                if ": AccessDenied: " in str(error):
+                    raise Unreadable(str(error)) from None
+                raise
+            raise TransferError(str(mute)) from None
 
     def holds(self, file: File) -> bool:
         try:
-            head = self._call("head_object", **self._where(file.key), ChecksumMode="ENABLED")
-        except FileNotFoundError:
-            return False
+            head = self._head(file.key)
+        except Unreadable:
+            return False  # sending tells whether these credentials are any good
+        return head is not None and self._same(head, file)
+
+    def _same(self, head: dict[str, Any], file: File) -> bool:
         return head["ContentLength"] == file.size and head.get("Metadata", {}).get("sha256") == file.sha256
 
     def put(self, files: Sequence[File]) -> None:
@@ -156,29 +249,42 @@ class S3Store:
 
     def _prove(self, file: File, told: str | None, expected: str) -> None:
         """The server's checksum must be ours; a server that tells none is asked for the bytes."""
-        if told is not None:
-            if told != expected:
-                raise TransferError(f"{self.url}/{file.key}: the server's checksum {told} is not ours, {expected}")
-            if self.holds(file):
-                return
+        if told is None:
+            if self._remote_sha256(file.key) != file.sha256:
+                raise TransferError(f"{self.url}/{file.key}: the bytes read back are not those that were sent")
+            return
+        if told != expected:
+            raise TransferError(f"{self.url}/{file.key}: the server's checksum {told} is not ours, {expected}")
+        try:
+            head = self._head(file.key)
+        except Unreadable:
+            return  # its checksum must do
+        if head is None or not self._same(head, file):
             raise TransferError(f"{self.url}/{file.key}: the server stored another file than was sent")
-        if self._remote_sha256(file.key) != file.sha256:
-            raise TransferError(f"{self.url}/{file.key}: the bytes read back are not those that were sent")
+
+    def _chunks(self, key: str) -> Iterator[bytes]:
+        """The bytes of a file. Raises FileNotFoundError, and TransferError also when the connection breaks."""
+        from botocore.exceptions import BotoCoreError
+
+        body = self._call("get_object", **self._where(key))["Body"]
+        try:
+            yield from body.iter_chunks(CHUNK)
+        except BotoCoreError as error:
+            raise TransferError(f"{self.url}/{key}: {' '.join(str(error).split())}") from None
 
     def _remote_sha256(self, key: str) -> str:
         value = hashlib.sha256()
-        for chunk in self._call("get_object", **self._where(key))["Body"].iter_chunks(CHUNK):
+        for chunk in self._chunks(key):
             value.update(chunk)
         return value.hexdigest()
 
     def get(self, key: str, path: Path) -> None:
         try:
-            answer = self._call("get_object", **self._where(key))
+            with durable.replacing(path) as temporary, open(temporary, "wb") as file:
+                for chunk in self._chunks(key):
+                    file.write(chunk)
         except FileNotFoundError:
             raise TransferError(f"{self.url}/{key}: is not there") from None
-        with durable.replacing(path) as temporary, open(temporary, "wb") as file:
-            for chunk in answer["Body"].iter_chunks(CHUNK):
-                file.write(chunk)
 
     def keys(self, prefix: str) -> list[str]:
         found: list[str] = []

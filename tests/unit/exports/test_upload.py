@@ -9,9 +9,10 @@ from scripts import upload_results
 from scripts.lib.completions.progress import ProgressFile
 from scripts.lib.config.model import Upload
 from scripts.lib.core.errors import UserError
-from scripts.lib.exports.upload import SCAN_SECONDS, Uploader
+from scripts.lib.exports.upload import LAST_PASSES, LAST_PAUSE, SCAN_SECONDS, Uploader
 from scripts.lib.stores import File, TransferError, open_store
 from tests.corpora import config, corpus
+from tests.faulty_s3 import faulty_s3
 
 STAGES = ["completions", "validated", "training", "exports"]
 
@@ -25,8 +26,11 @@ class Watched:
         self.store, self.url = store, store.url
         self.given: list[str] = []
         self.refused: set[str] = set()
+        self.broken = ""  # why nothing at all is taken
 
     def holds(self, file: File) -> bool:
+        if self.broken:
+            raise UserError(self.broken)
         return self.store.holds(file)
 
     def put(self, files):
@@ -59,7 +63,9 @@ def store(tmp_path):
 
 def uploader(results, store, stages=STAGES, **options):
     said: list[str] = []
-    return Uploader(results, Upload(target="t", stages=stages), store, said.append, **options)
+    one = Uploader(results, Upload(target="t", stages=stages), lambda: store, said.append, **options)
+    one.said = said
+    return one
 
 
 def tree(folder):
@@ -186,6 +192,122 @@ def test_watching_ends_with_the_run_and_sees_its_last_file(results, store):
     assert pauses == [SCAN_SECONDS] * 2
 
 
+def test_a_target_that_refuses_everything_is_counted_and_told(results, store):
+    """Every upload was refused all run long; the counts said that none had failed."""
+    (results / "progress.json").write_text('{"total": 5}')
+    store.broken = "s3://t: InvalidAccessKeyId: no such key: check it"
+    one = uploader(results, store)
+    counts = one.once()
+    assert (counts.s3_uploaded, counts.s3_failed, counts.planned) == (0, 10, 10)
+    assert one.said == [f"upload: {store.broken}; tried again later"]
+    assert counts.line("s3://t") == "10 of 10 files are not at s3://t: InvalidAccessKeyId: no such key: check it"
+    assert json.loads((results / "progress.json").read_text())["s3_failed"] == 10
+    assert json.loads((results / "state/uploads.json").read_text())["reasons"] == {store.broken: 10}
+    # What another process can tell from the ledger alone.
+    assert store.broken in uploader(results, store).counts().line("s3://t")
+    store.broken = ""
+    assert one.once().missing == 0
+    assert "10 files" in uploader(results, store).counts().line("s3://t")
+
+
+def test_the_last_pass_waits_for_nothing(results, store):
+    """A store that is well again 7 s before the end got none of the files that were waiting for their next attempt."""
+    now = [1000.0]
+    store.refused = {"parquet", "json", "jsonl"}
+    one = uploader(results, store, clock=lambda: now[0])
+    for _ in range(4):
+        one.once()
+        now[0] += 3600
+    one.once()
+    now[0] += SCAN_SECONDS
+    store.refused = set()
+    assert one.once().missing == 10
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert one.watch(ended.pid, lambda seconds: None).missing == 0
+
+
+def test_the_last_passes_try_a_few_times(results, store):
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == LAST_PASSES - 1:
+            store.refused = set()
+
+    store.refused = {"parquet", "json", "jsonl"}
+    assert uploader(results, store).finish(pause).missing == 0
+    assert pauses == [LAST_PAUSE] * (LAST_PASSES - 1)
+    # No pause cures what people must mend.
+    store.broken, pauses[:] = "no such bucket", []
+    (results / "completions/alpha/000.parquet").write_text("made anew")
+    assert uploader(results, store).finish(pause).missing == 1
+    assert pauses == []
+
+
+def test_stages_do_not_wait_for_each_other(results, store):
+    store.refused = {"completions/alpha/000.parquet"}
+    counts = uploader(results, store, ["completions", "training"]).once()
+    assert (counts.s3_failed, counts.missing) == (1, 1)
+    assert store.given[-1] == "training/manifest.json"
+
+
+def test_a_damaged_corpus_holds_up_nothing_else(results, store):
+    manifest = results / "training/manifest.json"
+    manifest.write_text("{}")
+    counts = uploader(results, store, ["training", "completions"]).once()
+    assert store.given == ["completions/alpha/000.parquet"]
+    assert (counts.planned, counts.missing, counts.s3_failed) == (2, 1, 1)
+    assert f"{manifest.resolve()}: has schema version None" in counts.line("t")
+
+
+def test_an_unreadable_ledger_is_made_anew(results, store):
+    uploader(results, store).once()
+    store.given.clear()
+    ledger = sorted((results / "state/uploads").glob("*.json"))
+    for path, text in zip(ledger, ["", "[]", "{", '{"unknown": 1}', "\x00"]):
+        path.write_text(text)
+    assert uploader(results, store).once().missing == 0
+    assert store.given == []
+
+
+def test_renewed_credentials_are_read_in_mid_run(results, tmp_path, monkeypatch):
+    credentials = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    def renew(key):
+        credentials.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+
+    with faulty_s3() as server:
+        settings = Upload(target="s3://corpora/run", endpoint_url=server.url, region="us-east-1", stages=STAGES)
+        said = []
+        one = Uploader(results, settings, lambda: open_store(settings.target, settings), said.append)
+        renew("OLD")
+        server.keys = {"OLD"}
+        assert one.once().missing == 0
+        server.keys = {"NEW"}
+        (results / "completions/alpha/000.parquet").write_text("made anew")
+        refused = one.once()
+        assert refused.missing == 1
+        assert "InvalidAccessKeyId: told: InvalidAccessKeyId: check AWS_ACCESS_KEY_ID" in refused.line("t")
+        renew("NEW")
+        assert one.once().missing == 0
+        assert server.objects["/corpora/run/completions/alpha/000.parquet"][0] == b"made anew"
+        # Rewritten at the very moment of the pass: the same pass tries again.
+        (results / "completions/alpha/000.parquet").write_text("once more")
+        server.keys = {"NEWEST"}
+        stores = iter([lambda: None, lambda: renew("NEWEST")])
+
+        def opened():
+            next(stores)()
+            return open_store(settings.target, settings)
+
+        assert Uploader(results, settings, opened, said.append).once().missing == 0
+
+
 def test_counts_reach_progress_json(results, store):
     (results / "progress.json").write_text('{"total": 5}')
     counts = uploader(results, store).once()
@@ -202,11 +324,33 @@ def test_the_command_line(results, tmp_path, capsys):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
     assert upload_results.main(["--config", str(config), "--results", str(results)]) == 0
-    assert "4 files" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"upload: {tmp_path}/target: 4 files, ")
     assert (tmp_path / "target/training/manifest.json").exists()
     config.write_text(yaml.safe_dump(settings | {"upload": {}}))
     assert upload_results.main(["--config", str(config), "--results", str(results)]) == 1
     assert "upload.target is not set" in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_is_told_in_a_line(results, tmp_path, capsys):
+    target = tmp_path / "target"
+    settings = {"datasets": {"alpha": {"class": "B", "source": "x"}}, "upload": {"target": str(target)}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    arguments = ["--config", str(config), "--results", str(results)]
+    target.write_text("a file where a folder should be")
+    assert upload_results.main([*arguments, "--tell"]) == 0
+    told = capsys.readouterr().err
+    assert told == (
+        f"upload: 4 of 4 files are not at {target}: they come after files that failed: "
+        "`snakemake --cores 1 upload_results` sends them\n"
+    )
+    target.unlink()
+    assert upload_results.main([*arguments, "--brief"]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert upload_results.main([*arguments, "--tell"]) == 0
+    assert capsys.readouterr().err == ""
+    assert upload_results.main([*arguments, "--brief"]) == 0
+    assert capsys.readouterr().err.startswith(f"upload: {target}: 4 files, ")
 
 
 @pytest.mark.parametrize("target", ["s3://", "nonsense://x"])
