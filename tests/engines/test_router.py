@@ -13,7 +13,7 @@ from scripts import prepare_target
 from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
 from scripts.lib.fleet.lease import lease
-from scripts.lib.fleet.server import free_port
+from scripts.lib.fleet.ports import Ports
 from tests.fault_server.answers import Answers
 from tests.generation import Run, prompts, servers
 
@@ -23,10 +23,11 @@ pytestmark = pytest.mark.engines
 @contextlib.contextmanager
 def router(environment: Path, log: Path, workers: list[str]) -> Iterator[str]:
     """A router in front of `workers`; yields its URL once it knows all of them."""
-    port = free_port()
+    ports = Ports(log.parent)
+    port = ports.take()
     url = f"http://127.0.0.1:{port}"
     command = [environment / "bin" / "python", "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-    options = ["--port", str(port), "--prometheus-port", str(free_port()), "--policy", "round_robin"]
+    options = ["--port", str(port), "--prometheus-port", str(ports.take()), "--policy", "round_robin"]
     with open(log, "wb") as output:
         process = subprocess.Popen([*command, *options, "--worker-urls", *workers], stdout=output, stderr=output)
     try:

@@ -20,6 +20,7 @@ class Abacus(Adapter):
     names_its_model = True
     returns_hidden_states = False
     only_gguf = False
+    compiles = False
     environment = None
     metrics = MetricNames(
         running=("abacus_busy",),

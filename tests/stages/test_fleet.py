@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,10 +18,13 @@ import pytest
 import requests
 
 from scripts import stop_servers
+from scripts.lib.config.file import load_config
 from scripts.lib.core import durable
 from scripts.lib.core.provenance import PROJECT
+from scripts.lib.engines.llamacpp import LlamaCpp
 from scripts.lib.fleet import processes
 from scripts.lib.fleet.folder import FleetFolder, machine_label
+from scripts.lib.fleet.lease import lease
 from scripts.lib.fleet.processes import ended
 from scripts.lib.target.location import embedded_model
 
@@ -347,7 +351,10 @@ def test_one_of_two_servers_is_given_up_and_the_other_serves(run: Run) -> None:
     until(lambda: run.servers()[0]["status"] == "failed")
     assert job.ask() == [[both[1]["url"], both[1]["incarnation"]]]
     job.process.stdin.close()
-    assert "given up after 0 restarts: server 0 ended with exit code 3" in job.process.stderr.read()
+    assert (
+        "given up for now, tried again every few minutes, after 0 restarts: server 0 ended with exit code 3"
+        in job.process.stderr.read()
+    )
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, None])
@@ -457,3 +464,50 @@ def test_a_server_whose_log_cannot_be_opened_takes_no_other_along(run: Run) -> N
     assert "could not be started" in run.servers()[0]["error"]
     assert job.ask() == [[run.servers()[1]["url"], run.servers()[1]["incarnation"]]]
     assert run.keeper() == keeper
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy is one of the engines whose first start compiles."""
+    monkeypatch.setattr(LlamaCpp, "compiles", True)
+
+
+def order_of_starts(run: Run) -> list[tuple[int, str]]:
+    """(server, started or ready), as the keeper's log has them."""
+    [log] = run.state.glob("servers/*/keeper.log")
+    found = re.findall(r"server (\d): (started|ready)", log.read_text())
+    return [(int(server), what) for server, what in found]
+
+
+def test_while_caches_are_cold_the_first_server_starts_alone(run: Run, compiling: None) -> None:
+    config = load_config(run.toy(replicas=3))
+    with lease(config, run.folder / "target", run.state, "short") as held:
+        until(lambda: len(held.endpoints()) == 3)
+    until(run.all_gone)
+    starts = order_of_starts(run)
+    assert starts[:2] == [(0, "started"), (0, "ready")]
+    assert sorted(starts[2:]) == [(1, "ready"), (1, "started"), (2, "ready"), (2, "started")]
+    # The next fleet of such servers finds them warm.
+    with lease(config, run.folder / "target", run.state, "short") as held:
+        until(lambda: len(held.endpoints()) == 3)
+    until(run.all_gone)
+    assert sorted(order_of_starts(run)[6:9]) == [(0, "started"), (1, "started"), (2, "started")]
+
+
+def test_when_the_first_server_is_given_up_the_others_start(run: Run, compiling: None) -> None:
+    config = load_config(run.toy(replicas=2, crash_budget=0))
+    relapse = run.folder / "environment" / "bin" / "relapse"
+    relapse.touch()
+    with lease(config, run.folder / "target", run.state, "short") as held:
+        [endpoint] = held.endpoints()
+        assert endpoint.url == run.servers()[1]["url"]
+
+
+def test_servers_run_foreign_code_from_folders_of_their_own(run: Run) -> None:
+    path = run.toy(replicas=2)
+    settings = durable.read_json(path)
+    durable.write_json(path, {**settings, "model": {"trust_remote_code": True}})
+    with lease(load_config(path), run.folder / "target", run.state, "short") as held:
+        held.endpoints()
+        plans = run.fleet.read(run.fleet.launch)["plans"]
+    assert len({plan["env"]["HF_MODULES_CACHE"] for plan in plans}) == 2

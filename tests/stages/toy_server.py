@@ -7,6 +7,8 @@ what it does from the start; POST /do/NAME makes it do that later.
     relapse   crash, and once more when it is started again
     hang      go on answering /metrics with one request running, but never make a token again
     stubborn  ignore SIGTERM
+    refuseN   answer every request for tokens with HTTP status N
+    warm-up   ask itself for a page at the start, as SGLang does, and exit when that fails
     family    start a child in a session of its own, whose pid GET /child tells
 """
 
@@ -15,12 +17,14 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 RELAPSE = Path(__file__).with_name("relapse")
 hung = threading.Event()
 children: list[int] = []
+refusals: list[int] = []
 
 
 def do(name: str) -> None:
@@ -32,6 +36,8 @@ def do(name: str) -> None:
         do("crash")
     elif name == "hang":
         hung.set()
+    elif name.startswith("refuse"):
+        refusals.append(int(name.removeprefix("refuse")))
     elif name == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif name == "family":
@@ -42,8 +48,8 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def answer(self, text: str) -> None:
-        self.send_response(200)
+    def answer(self, text: str, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
@@ -60,7 +66,19 @@ class Handler(BaseHTTPRequestHandler):
             do(self.path.removeprefix("/do/"))
         elif hung.is_set():
             threading.Event().wait()
-        self.answer("{}")
+        if refusals:
+            self.answer("toy says no", refusals[0])
+        else:
+            self.answer("{}")
+
+
+def warm_up(port: int) -> None:
+    """The page that the server has for everybody, by way of whatever proxy its environment names."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30).close()
+    except OSError as error:
+        print(f"toy: warm-up failed: {error}", file=sys.stderr, flush=True)
+        os._exit(4)
 
 
 if __name__ == "__main__":
@@ -72,4 +90,8 @@ if __name__ == "__main__":
     port = int(sys.argv[sys.argv.index("--port") + 1])
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
+    if "warm-up" in os.environ.get("TOY", ""):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        warm_up(port)
+        threading.Event().wait()
     server.serve_forever()

@@ -142,6 +142,7 @@ class Adapter(ABC):
     names_its_model: ClassVar[bool]  # its list of models tells whether it serves ours
     returns_hidden_states: ClassVar[bool]
     only_gguf: ClassVar[bool]  # reads .gguf files and nothing else
+    compiles: ClassVar[bool]  # its servers compile kernels at their first start, into caches that they share
     environment: ClassVar[str | None]  # the lock in envs/ that its servers are installed from; None: the client's own
     metrics: ClassVar[MetricNames | None]  # None: it publishes no load
 

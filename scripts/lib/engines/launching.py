@@ -10,6 +10,7 @@ from scripts.lib.config.model import Launch
 from scripts.lib.core.errors import UserError
 from scripts.lib.target.location import EMBEDDED, ModelLocation
 
+OTHER_PORT = "{other_port}"  # for a port that a server needs besides, of its own choice otherwise
 # Any ids of any vocabulary, for a token whose value doesn't matter.
 PROBE_IDS = [1, 2, 3]
 PORT = "{port}"  # stands for the port in a command; the keeper picks a free one at each start

@@ -76,6 +76,7 @@ class LlamaCpp(Adapter):
     names_its_model = False  # it serves whatever file it has under any name
     returns_hidden_states = False
     only_gguf = True
+    compiles = False
     environment = None
     # Read from the /metrics of b11549. tokens_predicted_total moves only when an answer ends.
     metrics = MetricNames(

@@ -50,6 +50,7 @@ class OpenAI(Adapter):
     names_its_model = True
     returns_hidden_states = False
     only_gguf = False
+    compiles = False
     environment = None
     metrics = None
 

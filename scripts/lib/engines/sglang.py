@@ -19,6 +19,7 @@ from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure
 from scripts.lib.engines.completions_api import read_choice, reasoning_of, stop_id, wire_messages
 from scripts.lib.engines.errors import error_in_200, read_error
 from scripts.lib.engines.launching import (
+    OTHER_PORT,
     PORT,
     PROBE_IDS,
     ServerPlan,
@@ -138,6 +139,7 @@ class SGLang(Adapter):
     names_its_model = True
     returns_hidden_states = True
     only_gguf = False
+    compiles = True
     environment = "sglang"
     metrics = MetricNames(  # read from the /metrics of 0.5.23
         running=("num_running_reqs",),
@@ -320,6 +322,8 @@ class SGLang(Adapter):
             "served-model-name": self.served_model,
             "host": "127.0.0.1",
             "port": PORT,
+            # Several copies in one server take one each, which it chooses.
+            "nccl-port": OTHER_PORT if data == 1 else None,
             "tp-size": tensor,
             "dp-size": data,
             "context-length": context,

@@ -45,6 +45,7 @@ class VLLM(Adapter):
     names_its_model = True
     returns_hidden_states = False
     only_gguf = False
+    compiles = True
     environment = "vllm"
     metrics = MetricNames(  # read from the /metrics of 0.32; the second name of the cache's use is that of older ones
         running=("num_requests_running",),

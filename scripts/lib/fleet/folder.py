@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.locks import Lock
 from scripts.lib.core.provenance import digest
+from scripts.lib.engines.launching import ServerPlan
 from scripts.lib.engines.metrics import EngineMetrics
 
 
@@ -96,6 +97,17 @@ class FleetFolder:
         self.launch = directory / "launch.json"
         self.fleet = directory / "fleet.json"
         self.stop = directory / "stop"
+
+    @property
+    def ports(self) -> Path:
+        """Where all fleets of this user on this machine lock the ports of their servers."""
+        return private_directory(self.directory.parent / "ports")
+
+    def warm(self, plan: ServerPlan) -> Path:
+        """A file that is there once such a server has been ready on this machine: its kernels are compiled."""
+        apart = {"CUDA_VISIBLE_DEVICES", "MAX_JOBS", "FLASHINFER_JIT_PREBUILD_MAX_JOBS", "HF_MODULES_CACHE"}
+        env = {name: value for name, value in plan.env.items() if name not in apart}
+        return private_directory(self.directory.parent / "warm") / digest([plan.command, env])
 
     @classmethod
     def of(cls, state: Path) -> "FleetFolder":

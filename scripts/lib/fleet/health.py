@@ -32,24 +32,27 @@ class ProgressWatch:
 class CrashBudget:
     """How often one server may be started again: `limit` times within an hour.
 
-    A server that never worked is tried only once more: its command or its machine is at fault, and
-    the reason should be seen soon.
+    A server that never worked, nor any like it, is tried only once more: its command or its machine is at fault, and the
+    reason should be seen soon. Where others like it work, its start met something that passes (caches that all of them
+    write, ports, memory), so it gets longer pauses and the whole budget.
     """
 
     limit: int
     window: float = 3600.0
     first_pause: float = 0.5
+    first_pause_of_start: float = 5.0  # where others work and it never did
     longest_pause: float = 60.0
     _crashes: deque[float] = field(default_factory=deque)
 
-    def crash(self, now: float, ever_ready: bool) -> float | None:
+    def crash(self, now: float, ever_ready: bool, others_work: bool = False) -> float | None:
         """Count a crash. Returns the seconds to wait before the next start, None when there is none left."""
         while self._crashes and now - self._crashes[0] >= self.window:
             self._crashes.popleft()
         self._crashes.append(now)
-        if len(self._crashes) > (self.limit if ever_ready else min(1, self.limit)):
+        if len(self._crashes) > (self.limit if ever_ready or others_work else min(1, self.limit)):
             return None
-        return min(self.longest_pause, self.first_pause * 2 ** (len(self._crashes) - 1))
+        first = self.first_pause if ever_ready or not others_work else self.first_pause_of_start
+        return min(self.longest_pause, first * 2 ** (len(self._crashes) - 1))
 
 
 @dataclass

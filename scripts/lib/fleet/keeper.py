@@ -10,6 +10,7 @@ lease.
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from scripts.lib.engines.launching import ServerPlan
 from scripts.lib.engines.metrics import MetricNames
 from scripts.lib.fleet import health, processes
 from scripts.lib.fleet.folder import FleetFolder
+from scripts.lib.fleet.ports import Ports
 from scripts.lib.fleet.server import Patience, ServerProcess
 
 _LOOK = 0.25  # seconds between looks at the leases
@@ -40,8 +42,11 @@ class Keeper:
         self.signature = launch["signature"]
         self.linger = health.Linger(launch["linger"])
         logs = Path(launch["logs"])
-        one_token = Call(**launch["one_token"])
+        one_token = with_key(Call(**launch["one_token"]), launch["api_key_env"], launch["plans"][0]["command"])
         metrics = MetricNames(**launch["metrics"])
+        ports = Ports(folder.ports)
+        self.one_is_ready = asyncio.Event()
+        self.first_alone = Path(launch["first_alone"]) if launch["first_alone"] else None
         self.servers = [
             ServerProcess(
                 index,
@@ -51,6 +56,8 @@ class Keeper:
                 folder.directory,
                 logs / f"server-{index}.log",
                 Patience(**launch["patience"]),
+                ports,
+                self.one_is_ready,
                 launch["incarnation"],
                 port,
             )
@@ -94,7 +101,10 @@ class Keeper:
             say(f"killed what an earlier keeper left: processes {', '.join(map(str, left))}")
         # trust_env off: a proxy of the environment has no business between us and the loopback interface.
         async with aiohttp.ClientSession(trust_env=False) as session:
-            tasks = [asyncio.create_task(server.supervise(session)) for server in self.servers]
+            tasks = [
+                asyncio.create_task(self._supervise(server, session, wait=self.first_alone is not None and index > 0))
+                for index, server in enumerate(self.servers)
+            ]
             with Lock(self.folder.leases_lock) as leases:
                 while not asked.is_set():
                     for task in tasks:
@@ -113,6 +123,18 @@ class Keeper:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self.publish()
 
+    async def _supervise(self, server: ServerProcess, session: aiohttp.ClientSession, *, wait: bool) -> None:
+        """Run a server, if it is to `wait` when the first one is ready or given up.
+
+        Starts that compile kernels would all compile the same ones, in the memory of one machine, into the same caches.
+        """
+        while wait and not self.one_is_ready.is_set() and self.servers[0].status not in ("failed", "stopped"):
+            await asyncio.sleep(_LOOK)
+        if self.first_alone and self.one_is_ready.is_set():
+            with contextlib.suppress(OSError):  # the next fleet then starts one by one as well
+                self.first_alone.touch()
+        await server.supervise(session)
+
     def _unused(self, leases: Lock) -> bool:
         """Whether to end now. If so the leases' lock stays held."""
         if not leases.in_place() or not self.lock.in_place():
@@ -122,6 +144,14 @@ class Keeper:
         if free and not over:
             leases.release()
         return over
+
+
+def with_key(call: Call, api_key_env: str | None, command: list[str]) -> Call:
+    """A call with the server's API key: that of the environment, or else the one that its command names."""
+    key = os.environ.get(api_key_env or "", "").strip()
+    if not key and "--api-key" in command[:-1]:
+        key = command[command.index("--api-key") + 1]
+    return dataclasses.replace(call, headers={**call.headers, "Authorization": f"Bearer {key}"}) if key else call
 
 
 def main(argv: list[str] | None = None) -> int:

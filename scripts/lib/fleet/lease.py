@@ -107,7 +107,9 @@ class Lease:
             ready = [Endpoint(server.url, server.incarnation) for server in servers if server.status == "ready"]
             failed = [server for server in servers if server.status == "failed"]
             for server in failed:
-                self._warn(server.index, f"given up after {server.restarts} restarts: {server.error}")
+                # Which the keeper starts again every few minutes while others work.
+                how = "given up for now, tried again every few minutes," if ready else "given up"
+                self._warn(server.index, f"{how} after {server.restarts} restarts: {server.error}")
             if ready:
                 return ready
             if servers and len(failed) == len(servers):
@@ -187,6 +189,12 @@ class Lease:
             settings = self.config.engine.launch
             adapter = adapter_for(self.config)
             one_token, plans = adapter.one_token(), launch.plan(self.config, self.target_dir)
+            warm = self.folder.warm(plans[0])
+            cold = adapter.compiles and len(plans) > 1 and not warm.exists()
+            if self.config.model.trust_remote_code:
+                for index, plan in enumerate(plans):
+                    # Copied there by each server while others import it (TensorRT-LLM issue 17708, on Kimi-K2.5).
+                    plan.env.setdefault("HF_MODULES_CACHE", str(self.folder.directory / f"modules-{index}"))
             self.logs.mkdir(parents=True, exist_ok=True)
             # A number that no server of this folder had before, so that clients see the change.
             last = self.folder.published()
@@ -201,6 +209,8 @@ class Lease:
                     "one_token": {**dataclasses.asdict(one_token), "body": (one_token.body or b"").decode()},
                     "metrics": adapter.metrics and dataclasses.asdict(adapter.metrics),
                     "plans": [{"command": plan.command, "env": plan.env} for plan in plans],
+                    "api_key_env": self.config.engine.api_key_env,
+                    "first_alone": str(warm) if cold else None,
                     "incarnation": incarnation,
                     "ports": [ports.get(index, 0) for index in range(len(plans))],
                     "linger": settings.linger,

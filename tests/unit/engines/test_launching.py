@@ -119,7 +119,7 @@ def test_sglang_command(target: Path, tmp_path: Path) -> None:
     assert first.command[:3] == [f"{venv}/bin/python", "-m", "sglang.launch_server"]
     assert flags(first.command) == {
         "model-path": "owner/model", "revision": "abc123", "trust-remote-code": True, "served-model-name": "owner/model",
-        "host": "127.0.0.1", "port": "{port}", "tp-size": "2", "dp-size": "1", "context-length": "2048",
+        "host": "127.0.0.1", "port": "{port}", "nccl-port": "{other_port}", "tp-size": "2", "dp-size": "1", "context-length": "2048",
         "attention-backend": "flashinfer", "mem-fraction-static": "0.85", "max-running-requests": "200",
         "enable-metrics": True, "mamba-radix-cache-strategy": "extra_buffer",
         "watchdog-timeout": "1800", "chunked-prefill-size": "4096", "disable-radix-cache": True,

@@ -16,7 +16,16 @@ from scripts.lib.engines.base import Adapter
 from scripts.lib.engines.metrics import MetricNames
 
 KINDS = sorted({*get_args(EngineKind), *ENGINES})
-FACTS = ("exact", "hosted", "names_its_model", "returns_hidden_states", "only_gguf", "environment", "metrics")
+FACTS = (
+    "exact",
+    "hosted",
+    "names_its_model",
+    "returns_hidden_states",
+    "only_gguf",
+    "compiles",
+    "environment",
+    "metrics",
+)
 REPLIES = Path(__file__).parent / "replies"
 
 
@@ -61,7 +70,7 @@ def test_what_a_kind_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Little(Nothing):
         exact = names_its_model = True
-        hosted = returns_hidden_states = only_gguf = False
+        hosted = returns_hidden_states = only_gguf = compiles = False
         environment, metrics = "moon", None
 
     assert missing("moon") == ["its name in EngineKind (scripts/lib/config/model.py)"]

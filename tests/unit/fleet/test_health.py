@@ -42,6 +42,13 @@ def test_server_that_never_worked_is_tried_twice() -> None:
     assert CrashBudget(limit=0).crash(0, False) is None
 
 
+def test_server_whose_siblings_work_has_the_whole_budget_and_longer_pauses() -> None:
+    """What eight starts at once do to each other (caches, ports, memory) passes; a GPU is dear."""
+    budget = CrashBudget(limit=5)
+    assert [budget.crash(now, False, others_work=True) for now in range(6)] == [5, 10, 20, 40, 60, None]
+    assert CrashBudget(limit=5).crash(0, True, others_work=True) == 0.5
+
+
 @given(st.lists(st.floats(min_value=0, max_value=30), min_size=1, max_size=40))
 def test_pauses_grow_up_to_the_longest(steps: list[float]) -> None:
     budget, now, pauses = CrashBudget(limit=1000), 0.0, []
