@@ -102,7 +102,9 @@ def detect(columns: Columns) -> str:
     if columns.has("replies", "children") or (isinstance(columns.look("prompt"), dict)):
         return "tree"
     for format in ("instruction", "question_answer", "prompt_response", "text"):
-        if any(isinstance(columns.look(name), str) for name in _PROMPT_OF[format]):
+        # Beside a question, `query` is what answers it: SQL, or what to search for.
+        names = [name for name in _PROMPT_OF[format] if name != "query" or not columns.has("question")]
+        if any(isinstance(columns.look(name), str) for name in names):
             return format
     if _is_texts(columns.look("question")):
         return "question_answer"
@@ -223,18 +225,19 @@ def _text(columns: Columns, reading: Reading) -> Conversation:
     texts = columns.get("prompt", _PROMPT_OF["text"])
     if _is_texts(texts):
         return _texts(texts, columns, reading)
-    return Conversation(_asked(columns, reading, _required(columns, "prompt", _PROMPT_OF["text"])))
+    return Conversation(_asked(columns, reading, _required(columns, "prompt", _PROMPT_OF["text"]), document=True))
 
 
-def _asked(columns: Columns, reading: Reading, text: str) -> list[Message]:
+def _asked(columns: Columns, reading: Reading, text: str, document: bool = False) -> list[Message]:
     """The user's turn of a single-turn row: its text, what it is about, and what there is to choose from.
 
     A transcript in one text is split into its turns. Where the config names the prompt, it is taken as it is.
+    `document`: a column `text`, which may hold question and answer.
     """
     if columns.named("prompt"):
         return [Message("user", text)]
     _refuse_one_message(columns)
-    turns = transcripts.turns_in(text)
+    turns = transcripts.turns_in(text, document)
     if turns is not None:
         reading.changes.add("transcript_split")
         return turns
@@ -256,7 +259,9 @@ def _preference(columns: Columns, reading: Reading) -> Conversation:
     base = columns.get("messages")
     if base is None:
         base = columns.get("prompt", ("prompt", "instruction", "question", "query", "input"))
-    messages = [] if base is None else [Message("user", base)] if isinstance(base, str) else to_messages(base, reading)
+    messages = (
+        [] if base is None else _asked(columns, reading, base) if isinstance(base, str) else to_messages(base, reading)
+    )
     chosen = columns.plain("chosen")
     if isinstance(chosen, bool):
         chosen = None

@@ -42,15 +42,21 @@ _PLAIN = re.compile(
     r"(?:\A|\n)[ \t]*(Human|User|USER|Assistant|ASSISTANT|AI|Bot|GPT|ChatGPT|System|SYSTEM|FUNCTION RESPONSE)[ \t]*:[ \t]*"
 )
 _CAPITALS = re.compile(r"(?:\A|\s|(?<=</s>))(USER|ASSISTANT|SYSTEM|FUNCTION RESPONSE):\s*")
+# Question and answer. In a prompt they are examples, or what the model should go on with; a document holds both.
+_DOCUMENTS = (
+    (re.compile(r"(?:\A|\n)[ \t]*(Question|Answer)[ \t]*:[ \t]*"), {"question": "user", "answer": "assistant"}),
+    (re.compile(r"(?:\A|\n)[ \t]*(Q|A)[ \t]*:[ \t]*"), {"q": "user", "a": "assistant"}),
+    (re.compile(r"(?:\A|\n)[ \t]*(Instruct|Output)[ \t]*:[ \t]*"), {"instruct": "user", "output": "assistant"}),
+)
 _PREAMBLE = re.compile(r"\A\s*(?:Below is an instruction that describes|A chat between a )")
 _LLAMA_2 = re.compile(r"\[(/?)INST\]")
 _LLAMA_2_SYSTEM = re.compile(r"\A\s*<<SYS>>\s*(.*?)\s*<</SYS>>\s*", re.DOTALL)
 
 
-def turns_in(text: str) -> list[Message] | None:
+def turns_in(text: str, document: bool = False) -> list[Message] | None:
     """The turns of a text that is a transcript; None when it is an ordinary text.
 
-    The last turn may be an empty answer, which is left out: there the model should go on. Raises Defect `transcript`
+    `document`: question and answer are a transcript too, where an answer is there. The last turn may be an empty answer, which is left out: there the model should go on. Raises Defect `transcript`
     for a text that opens with a marker, but can't be told apart.
     """
     start = _STARTS.match(text)
@@ -65,6 +71,10 @@ def turns_in(text: str) -> list[Message] | None:
     if _PLAIN.match(body):
         style = _CAPITALS if _CAPITALS.match(body) else _PLAIN
         return _plain(style, body)
+    for marker, speakers in _DOCUMENTS if document else ():
+        if marker.match(body):
+            turns = _split(marker, body, speakers)
+            return turns if turns[-1].role == "assistant" and turns[-1].content else None
     if _PREAMBLE.match(body):
         for marker, speakers in ((_INSTRUCTION, _ALPACA), (_MARKERS[-1], _SPEAKERS), (_CAPITALS, _SPEAKERS)):
             first = marker.search(body)

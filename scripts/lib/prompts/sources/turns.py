@@ -119,6 +119,9 @@ def _roles_first(turns: list) -> bool:
 
 def _of_dict(turn: dict, reading: Reading, before: list[Message]) -> list[Message]:
     role = first_of(turn, (reading.role_key,) if reading.role_key else ROLE_KEYS)
+    kind = turn.get("type")
+    if role is None and isinstance(kind, str) and kind in ROLES and "content" in turn:  # LangChain's messages
+        role = kind
     if role is not None:
         return _turn(role, turn, reading, before)
     pair = pair_in(turn, reading)

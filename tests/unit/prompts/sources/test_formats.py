@@ -114,6 +114,14 @@ FORMATS = {
     "Cohere": ({"messages": [{"role": "User", "content": "q"}, {"role": "Chatbot", "content": "a"}]}, [(U, "q"), (A, "a")]),
     "Gemini": ({"messages": [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "a"}]}]},
                [(U, "q"), (A, "a")]),
+    "a question and its query": ({"question": "q", "query": "SELECT 1", "schema": "t"}, [(U, "q")]),
+    "LangChain": ({"messages": [{"type": "human", "content": "q"}, {"type": "ai", "content": "a"}]}, [(U, "q"), (A, "a")]),
+    "DPO, the prompt a transcript": (
+        {"prompt": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant:", "chosen": " b", "rejected": " z"},
+        [(U, "q"), (A, "a"), (U, "r"), (A, " b")],
+    ),
+    "question and answer in one text": ({"text": "Q: q\nA: a"}, [(U, "q"), (A, "a")]),
+    "question and answer in a prompt": ({"prompt": "Q: q\nA: a"}, [(U, "Q: q\nA: a")]),
     "system prompt among the variables": (
         {"messages": [{"role": U, "content": "q"}], "chat_template_kwargs": {"custom_instructions": "s", "python_tools": None}},
         [(S, "s"), (U, "q")],

@@ -101,3 +101,17 @@ def test_what_opens_with_a_marker_and_can_not_be_split_is_refused(text):
     with pytest.raises(Defect) as raised:
         turns_in(text)
     assert raised.value.reason == "transcript"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Question: How do owls hunt?\nAnswer: They listen.\n\nQuestion: At night?\nAnswer: Mostly.",
+        "Q: How do owls hunt?\nA: They listen.\nQ: At night?\nA: Mostly.",
+        "Instruct: How do owls hunt?\nOutput: They listen.\nInstruct: At night?\nOutput: Mostly.",
+    ],
+)
+def test_question_and_answer_are_turns_in_a_document_only(text):
+    assert said(text) is None
+    assert [(turn.role, turn.content) for turn in turns_in(text, document=True)] == OWLS
+    assert turns_in(text.rsplit("Mostly.", 1)[0], document=True) is None  # an example to go on with
