@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.secrets import keep_secret
 
 _LARGEST_HEAD = 1 << 16
 
@@ -44,8 +45,11 @@ def _parsed(scheme: str, text: str) -> Proxy:
     tls = parts.scheme == "https"
     headers = {}
     if parts.username:
+        keep_secret(unquote(parts.password or ""))
         who = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(who).decode()}"
+        basic = base64.b64encode(who).decode()
+        keep_secret(basic)
+        headers["Proxy-Authorization"] = f"Basic {basic}"
     return Proxy(tls, parts.hostname, port or (443 if tls else 80), headers)
 
 

@@ -14,6 +14,7 @@ from scripts.lib.client.proxies import proxies_of_environment
 from scripts.lib.config.model import Engine
 from scripts.lib.core import open_files
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.secrets import keep_secret
 from scripts.lib.engines.base import Call, Failure, Kind, Reply
 
 # A kept connection that breaks sooner than this after the send was stale; later, the server broke it off.
@@ -43,6 +44,7 @@ def authorization(engine: Engine) -> dict[str, str]:
         raise UserError(
             f"engine.api_key_env: what {name} holds is no API key: it has characters that no header may have"
         )
+    keep_secret(key)
     return {"Authorization": f"Bearer {key}"}
 
 

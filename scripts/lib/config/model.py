@@ -169,6 +169,11 @@ class Engine(Section):
     @classmethod
     def _urls(cls, endpoints: list[str]) -> list[str]:
         for url in endpoints:
+            if "@" in url.split("://")[-1].split("/")[0]:
+                raise ValueError(
+                    f"`{url.rpartition('@')[2]}` comes with a user or a password: leave them out, and name the "
+                    "environment variable that holds the key in engine.api_key_env"
+                )
             if not _is_base_url(url):
                 raise ValueError(f"`{url}` is not the base URL of a server, such as http://10.0.0.5:30000")
         return endpoints

@@ -15,6 +15,7 @@ import orjson
 
 from scripts.lib.config.model import Config, Sampling
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.secrets import redacted, redacted_bytes
 from scripts.lib.engines.encodings import plain_body, unknown_encoding
 from scripts.lib.engines.launching import ServerPlan
 from scripts.lib.engines.metrics import MetricNames
@@ -69,6 +70,11 @@ class Answer:
     billed_elsewhere: bool = False  # somebody bills more than `cost_usd`, who doesn't tell
     flags: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # Once more than in the reply: a stream's pieces are put together here.
+        self.text = self.text and redacted(self.text)
+        self.reasoning = self.reasoning and redacted(self.reasoning)
+
 
 Kind = Literal["retry", "throttle", "wait", "free", "permanent", "fatal"]
 
@@ -92,6 +98,9 @@ class Failure:
     billed: bool = False  # the request may have been generated, and paid, although no answer came
     most_attempts: int | None = None  # fewer than the configured ones: deterministic errors
     odd: bool = False  # as broken engines answer: many of them call for a canary
+
+    def __post_init__(self) -> None:
+        self.reason = redacted(self.reason)
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,6 +131,8 @@ class Reply:
             if "content-encoding" in self.headers and unknown_encoding(self.headers) is None:
                 left = {name: value for name, value in self.headers.items() if name != "content-encoding"}
                 object.__setattr__(self, "headers", left)
+        # The one way in for what servers say: a key that one echoes gets no further.
+        object.__setattr__(self, "body", redacted_bytes(self.body))
 
     def json(self) -> Any:
         """The body as JSON, or None when the call failed or it is not JSON."""

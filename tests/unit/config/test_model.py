@@ -39,6 +39,7 @@ def changed(**sections):
             "truncation `retry` needs `truncation_max_tokens`",
         ),
         ({"engine": {"endpoints": ["http://.farm:80"]}}, "`http://.farm:80` is not the base URL of a server"),
+        ({"engine": {"endpoints": ["http://al:S3CRET@farm/v1"]}}, "`farm/v1` comes with a user or a password"),
         ({"engine": {"endpoints": ["http://farm/ż"]}}, "`http://farm/ż` is not the base URL of a server"),
         ({"datasets": {}}, "needs at least one dataset"),
     ],
