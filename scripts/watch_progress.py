@@ -68,6 +68,8 @@ def table(progress: RunProgress) -> Table:
         box=box.SIMPLE,
         show_footer=True,
         title_justify="left",
+        caption=uploads(progress),
+        caption_justify="left",
     )
     cells = {name: row(figures) for name, figures in progress.datasets.items()}
     total = row(progress)
@@ -78,6 +80,14 @@ def table(progress: RunProgress) -> Table:
     for name, texts in cells.items():
         made.add_row(Text(visible_line(name)), *texts)
     return made
+
+
+def uploads(progress: RunProgress) -> str | None:
+    """How far uploads are; None where nothing is uploaded."""
+    if not progress.s3_uploaded and not progress.s3_failed:
+        return None
+    failed = f", {progress.s3_failed:,} failed: see results/state/upload.log" if progress.s3_failed else ""
+    return f"uploaded: {progress.s3_uploaded:,} files, {short(progress.s3_bytes)}B{failed}"
 
 
 def row(figures: Figures) -> tuple[str, ...]:

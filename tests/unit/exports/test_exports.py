@@ -15,6 +15,7 @@ from scripts.lib.exports import FORMATS, export, json_lines
 from scripts.lib.exports.conversations import openai_calls
 from scripts.lib.target.model import load_target
 from scripts.lib.target.prepare import prepare_target
+from scripts.lib.training.manifest import read_manifest
 from tests.conversations import CALL, TOOLS, answered, with_tools
 from tests.corpora import config, corpus, rows_of, sample, shard
 
@@ -234,6 +235,7 @@ def test_datasets_folder_holds_the_parts_and_a_card(make, target, tmp_path):
     assert yaml.safe_load(front)["configs"][0]["data_files"][0]["path"] == "data/train-*.parquet"
     assert yaml.safe_load(front)["size_categories"] == ["n<1K"]
     assert "| alpha | 5 |" in body
+    assert read_manifest(folder).version == read_manifest(tmp_path / "training").version
 
 
 def test_another_tokenizer_is_refused(tmp_path, target):

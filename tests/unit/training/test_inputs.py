@@ -55,6 +55,13 @@ def test_only_ids_and_masks_are_needed(tmp_path, ids_type, mask_type):
     assert len({row.id for row in rows}) == 3
 
 
+def test_masks_of_whole_floats_are_masks(tmp_path):
+    """Losses are often weighted by floats; 0.5 is no mask (and is not cut down to 0), 1.0 is."""
+    base = foreign(tmp_path, input_ids=IDS, loss_mask=pa.array(MASK).cast(pa.list_(pa.float32())))
+    _, rows = merged(tmp_path, base)
+    assert sorted(row.loss_mask for row in rows) == sorted(MASK)
+
+
 def test_fixed_length_samples(tmp_path):
     base = foreign(
         tmp_path,

@@ -15,6 +15,15 @@ from tests.corpora import corpus
         ("{", "not valid JSON"),
         ('{"schema_version": 99}', "has schema version 99, this code reads 2"),
         ('{"schema_version": 1}', "not a manifest of ours"),
+        ('{"schema_version": 2, "version": 1e400}', "not (a manifest of ours|valid JSON)"),
+        (
+            '{"schema_version": 2, "totals": {"rows": 123456789012345678901234567890}}',
+            "not (a manifest of ours|valid JSON)",
+        ),
+        ('{"schema_version": 2, "parts": ' + "[" * 5000, "not valid JSON"),
+        ('{"schema_version": [2]}', "has schema version"),
+        ('{"schema_version": true}', "not a manifest of ours"),
+        ("\ufeff{}", "not valid JSON"),
         ("[]", "not a JSON object"),
     ],
 )
