@@ -186,13 +186,13 @@ class Connections:
         """A connection to any address of the host, each of which gets its part of the time."""
         loop = asyncio.get_running_loop()
         problem = OSError(errno.ETIMEDOUT, f"no answer within {CONNECT_SECONDS:.0f} s")
-        secured = {"ssl": self._context(), "server_hostname": origin.host} if origin.tls else {}
+        context, name = (self._context(), origin.host) if origin.tls else (None, None)
         addresses = await self._addresses(origin.host)
         for address in addresses:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
                     transport, connection = await loop.create_connection(
-                        self._new_connection, address, origin.port, **secured
+                        self._new_connection, address, origin.port, ssl=context, server_hostname=name
                     )
                 break
             except TimeoutError:

@@ -276,5 +276,5 @@ def total_of(parts: list[Figures]) -> Figures:
 def _status(parts: list[Status]) -> Status:
     for status in ("failed", "running", "waiting", "stopped"):
         if status in parts:
-            return status  # type: ignore[return-value]
+            return status
     return "done" if all(part == "done" for part in parts) else "running" if "done" in parts else "pending"

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-OPERATIONAL = {"operational": True}
+OPERATIONAL: JsonDict = {"operational": True}
 # The names of `engines.ENGINES`, which says all else about them.
 EngineKind = Literal["llamacpp", "sglang", "vllm", "openai"]
 # The names of `exports.FORMATS`, here for the workflow, which must not import tables and templates to plan.
@@ -182,9 +183,9 @@ class Engine(Section):
 def _is_base_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        return (
+        return bool(
             parts.scheme in ("http", "https")
-            and bool(parts.hostname)
+            and parts.hostname
             and parts.port != 0  # reading it raises ValueError where it is no number or too large
             and not (parts.query or parts.fragment)
             and not re.search(r"[^!-~]", text)  # a request's first line holds nothing else
@@ -434,15 +435,16 @@ class HiddenStates(Section):
         return self
 
 
+UploadStage = Literal["completions", "validated", "training", "exports", "hidden_states"]
+
+
 class Upload(Section):
     """Where finished files are copied to while the run goes on. All operational."""
 
     target: str | None = Field(None, description="`s3://bucket/prefix`, another fsspec URL, or `hf:owner/name`.")
     endpoint_url: str | None = None
     region: str | None = None
-    stages: list[Literal["completions", "validated", "training", "exports", "hidden_states"]] = Field(
-        default_factory=lambda: ["completions", "training"]
-    )
+    stages: list[UploadStage] = Field(default_factory=lambda: list[UploadStage](["completions", "training"]))
 
 
 class Config(Section):

@@ -74,13 +74,14 @@ def check_gpus(gpus: list[Gpu], needed: int, runtime: tuple[int, int] | None, ba
         )
     )
     driver = gpus[0].driver
-    first = _FIRST_DRIVER.get(runtime[0]) if runtime else None
+    cuda = runtime[0] if runtime else None
+    first = _FIRST_DRIVER.get(cuda) if cuda else None
     old = first is not None and int(driver.split(".")[0]) < first
     findings.append(
         Finding(
             "driver",
             PROBLEM if old else OK,
-            driver + (f" is too old for CUDA {runtime[0]}" if old else ""),
+            driver + (f" is too old for CUDA {cuda}" if old else ""),
             f"install driver {first} or newer" if old else None,
         )
     )
@@ -186,7 +187,7 @@ def check_host(config: Config | None, state: Path, gpus: list[Gpu], runtime: tup
     connections = sum(lane.concurrency for lane in config.lanes.values()) if config else 200
     findings = check_gpus(gpus, needed, runtime, launch.attention_backend if launch else None)
     findings.append(check_disk(state, 10 << 30 if needed else 1 << 30, "a run"))
-    if needed:
+    if launch and needed:
         # Kernels that are compiled at run time, such as FlashInfer's.
         cache = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", Path.home())) / ".cache"
         findings.append(check_disk(cache, 5 << 30, "the cache of compiled kernels"))

@@ -92,8 +92,8 @@ class Toolkit:
 
 def find_toolkit(environment: Path | None) -> Toolkit | None:
     """The toolkit that a server of this environment would use: CUDA_HOME, its own wheels, or the system's."""
-    if home := os.environ.get("CUDA_HOME"):
-        return Toolkit(Path(home), environment)
+    if named := os.environ.get("CUDA_HOME"):
+        return Toolkit(Path(named), environment)
     if environment is not None:
         found = sorted(environment.absolute().glob("lib/python3.*/site-packages/nvidia/cu*/bin/nvcc"))
         if found:
@@ -103,8 +103,13 @@ def find_toolkit(environment: Path | None) -> Toolkit | None:
     return Toolkit(home, environment and environment.absolute()) if (home / "bin" / "nvcc").exists() else None
 
 
-def _pip(environment: Path, *wheels: str) -> tuple[str, Callable[[], None]]:
-    """The command that installs wheels without touching anything else, and a call that runs it."""
+def _pip(environment: Path | None, *wheels: str) -> tuple[str, Callable[[], None] | None]:
+    """The command that installs wheels without touching anything else, and a call that runs it.
+
+    None for `environment` is a toolkit that isn't ours to change.
+    """
+    if environment is None:
+        return "install one whole CUDA toolkit", None
     python = environment / "bin" / "python"
     arguments = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", *wheels]
 
@@ -119,13 +124,11 @@ def _pip(environment: Path, *wheels: str) -> tuple[str, Callable[[], None]]:
 def check_compiler(toolkit: Toolkit) -> list[Finding]:
     """nvcc and the headers must be of one version: CCCL refuses anything else (cuda_toolkit.h)."""
     headers, compiler = toolkit.headers(), toolkit.compiler()
-    own = toolkit.own
-    wheels = [f"{name}=={headers[0]}.{headers[1]}.*" for name in _COMPILER_WHEELS] if headers else []
-    fix, apply = _pip(toolkit.environment, *wheels) if own and wheels else ("install one whole CUDA toolkit", None)
+    own = toolkit.environment if toolkit.own else None
     if headers is None:
-        wheel = "nvidia-cuda-runtime"
-        fix, apply = _pip(toolkit.environment, wheel) if own else (fix, None)
+        fix, apply = _pip(own, "nvidia-cuda-runtime")
         return [Finding("headers", PROBLEM, f"{toolkit.home}/include has no cuda_runtime_api.h", fix, apply)]
+    fix, apply = _pip(own, *(f"{name}=={headers[0]}.{headers[1]}.*" for name in _COMPILER_WHEELS))
     if compiler is None:
         code, output = run([str(toolkit.home / "bin" / "nvcc"), "--version"])
         last = (output.strip().splitlines() or [f"exit code {code}"])[-1]
@@ -246,7 +249,7 @@ def check_flashinfer(toolkit: Toolkit, architecture: str) -> list[Finding]:
 def check_build_tools(toolkit: Toolkit) -> list[Finding]:
     """ninja and a C++ compiler, which FlashInfer calls by name."""
     path = os.pathsep.join(
-        filter(None, [toolkit.environment and str(toolkit.environment / "bin"), os.environ.get("PATH")])
+        filter(None, [str(toolkit.environment / "bin") if toolkit.environment else None, os.environ.get("PATH")])
     )
     findings = []
     if shutil.which("ninja", path=path) is None:

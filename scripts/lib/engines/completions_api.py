@@ -52,7 +52,8 @@ def texts_of(message: dict[str, Any]) -> tuple[str, str | None] | Failure:
     """
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    said, thought = [], []
+    said: list[str] = []
+    thought: list[str] = []
     for part in parts:
         if part is None:
             continue
@@ -74,7 +75,8 @@ def _part_text(part: Any) -> str | None:
     )
     if isinstance(value, list):
         texts = [one if isinstance(one, str) else as_object(one).get("text") for one in value]
-        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        known = [text for text in texts if isinstance(text, str)]
+        return "".join(known) if len(known) == len(texts) else None
     return value if isinstance(value, str) else None
 
 

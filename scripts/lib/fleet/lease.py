@@ -120,6 +120,7 @@ class Lease:
 
     def share(self, ceiling: int) -> int:
         """This lease's part of a lane's `ceiling`, at least 1; the parts of all live leases add up to it."""
+        assert self._ticket is not None  # since `join`
         mine = self._ticket.path.name
         # A lease whose folder somebody emptied is not found there, yet it counts.
         names = sorted({*tickets.live(self._ticket.path.parent), mine})

@@ -92,7 +92,7 @@ class ServerProcess:
         self.error: str | None = None  # why it was given up or last went down, with the log's last lines
         self.metrics: EngineMetrics | None = None
         self.url = ""
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def describe(self) -> dict:
         """What the fleet file says about this server."""
@@ -117,17 +117,17 @@ class ServerProcess:
             while True:
                 began = time.monotonic()
                 try:
-                    self._start()
+                    process = self._start()
                 except OSError as error:  # no memory, no more processes, a log that can't be opened
                     reason = f"could not be started: {explain(error)}"
                 else:
-                    reason = await self._until_ready(session)
-                if reason is None:
-                    ever_ready = True
-                    self.one_is_ready.set()
-                    self.status, self.error, self.port, self._failed_starts = "ready", None, self._taken[0], 0
-                    self._note(f"ready after {time.monotonic() - began:.1f} s at {self.url}")
-                    reason = await self._until_down(session)
+                    reason = await self._until_ready(session, process) or ""
+                    if not reason:
+                        ever_ready = True
+                        self.one_is_ready.set()
+                        self.status, self.error, self.port, self._failed_starts = "ready", None, self._taken[0], 0
+                        self._note(f"ready after {time.monotonic() - began:.1f} s at {self.url}")
+                        reason = await self._until_down(session, process)
                 self.status, self.metrics = "restarting", None
                 await self._stop()
                 self.error = self._explain(reason)
@@ -172,7 +172,7 @@ class ServerProcess:
         lines = "".join(f"\n  {line}" for line in last_lines(self.log))
         return f"server {self.index} {reason}; last lines of {self.log}:{lines or ' (empty)'}"
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         ports = self._take_ports()
         self.url = f"http://127.0.0.1:{ports[PORT]}"
         self.incarnation += 1
@@ -208,6 +208,7 @@ class ServerProcess:
                 start_new_session=True,
             )
         self._note(f"started on port {ports[PORT]}, process {self.process.pid}")
+        return self.process
 
     async def _stop(self) -> None:
         """End the server and everything that it left behind. Safe to call again, and when cancelled."""
@@ -222,17 +223,17 @@ class ServerProcess:
         await asyncio.to_thread(processes.sweep, str(self.directory), self.index)
         process.wait()
 
-    async def _until_ready(self, session: aiohttp.ClientSession) -> str | None:
+    async def _until_ready(self, session: aiohttp.ClientSession, process: subprocess.Popen[bytes]) -> str | None:
         """Wait for the first generated token. Returns what went wrong, None when it is ready."""
         began, last = time.monotonic(), ""
         while True:
-            if (code := self.process.poll()) is not None:
+            if (code := process.poll()) is not None:
                 return f"ended with exit code {code} after {time.monotonic() - began:.0f} s, before it was ready"
             left = self.patience.start_timeout - (time.monotonic() - began)
             if left <= 0:
                 return f"was not ready after {self.patience.start_timeout:.0f} s (engine.launch.start_timeout){last}"
             # The first answer may compile kernels for minutes.
-            if reply := await self._first_answer(session, left):
+            if reply := await self._first_answer(session, process, left):
                 if reply.status == 200:
                     return None
                 words = f"HTTP {reply.status}: {error_details(reply.body)[0]}"
@@ -244,27 +245,29 @@ class ServerProcess:
                 last = f"; its last answer: {words}"
             await asyncio.sleep(_POLL)
 
-    async def _until_down(self, session: aiohttp.ClientSession) -> str:
+    async def _until_down(self, session: aiohttp.ClientSession, process: subprocess.Popen[bytes]) -> str:
         """Watch a ready server. Returns why it can't be used any more."""
         watch = health.ProgressWatch(self.patience.hang_seconds, time.monotonic())
         while True:
-            if (code := self.process.poll()) is not None:
+            if (code := process.poll()) is not None:
                 return f"ended with exit code {code}"
             self.metrics, mark = await self._read_metrics(session)
             if watch.observe(time.monotonic(), self.metrics, mark):
-                reply = await self._first_answer(session, min(_TOKEN_SECONDS, self.patience.hang_seconds))
+                reply = await self._first_answer(session, process, min(_TOKEN_SECONDS, self.patience.hang_seconds))
                 if reply is None or reply.status != 200:
                     return f"made no token for {self.patience.hang_seconds:.0f} s: it hangs"
                 watch.alive(time.monotonic())
             looked = time.monotonic()
-            while self.process.poll() is None and time.monotonic() - looked < _WATCH:
+            while process.poll() is None and time.monotonic() - looked < _WATCH:
                 await asyncio.sleep(_POLL)
 
-    async def _first_answer(self, session: aiohttp.ClientSession, seconds: float) -> Reply | None:
+    async def _first_answer(
+        self, session: aiohttp.ClientSession, process: subprocess.Popen[bytes], seconds: float
+    ) -> Reply | None:
         """What the server answers to a request for one token within `seconds`; None at once when it ends meanwhile."""
         request = asyncio.create_task(self._ask(session, seconds))
         try:
-            while not request.done() and self.process.poll() is None:
+            while not request.done() and process.poll() is None:
                 await asyncio.wait([request], timeout=_POLL)
             return request.result() if request.done() else None
         finally:

@@ -124,8 +124,8 @@ def model_shape(config: Config) -> Shape:
 
 
 def _shape(values: dict[str, Any], column: int, where: str) -> Shape:
-    found = {field: values.get(names[column]) for field, names in _FIELDS.items()}
-    missing = [_FIELDS[field][column] for field, value in found.items() if not isinstance(value, int)]
+    found = {field: value for field, names in _FIELDS.items() if isinstance(value := values.get(names[column]), int)}
+    missing = [names[column] for field, names in _FIELDS.items() if field not in found]
     if missing:
         raise UserError(f"{where}: does not tell {' and '.join(missing)}, which the size of hidden states follows from")
     return Shape(**found)

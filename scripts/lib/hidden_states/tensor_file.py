@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-_DTYPES = {"BF16": np.dtype("<u2"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "I64": np.dtype("<i8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LONGEST_HEADER = 1 << 20  # of ours; a longer one is no file of ours
 
@@ -56,7 +56,7 @@ def pack(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> list[bytes
     checksum, offset = hashlib.sha256(), 0
     # Wide numbers last would leave them unaligned after an odd count of narrow ones.
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
-        data = memoryview(np.ascontiguousarray(tensor)).cast("B")
+        data = np.ascontiguousarray(tensor).data.cast("B")
         end = offset + data.nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         checksum.update(data)

@@ -107,10 +107,10 @@ def read_rows(rows: list[bytes], tokens: int, width: int, sample: str) -> np.nda
     except pa.ArrowInvalid:
         return Failure("retry", f"sample {sample}: its hidden states are not all numbers", billed=True)
     except NotBfloat16 as error:
-        row = (done + error.index) // width
+        place = (done + error.index) // width
         return Failure(
             "fatal",
-            f"sample {sample}: {error.value!r} in row {row} of its hidden states is no {DTYPE}: "
+            f"sample {sample}: {error.value!r} in row {place} of its hidden states is no {DTYPE}: "
             "the server computes in another type: set engine.launch.dtype to bfloat16",
         )
     return bits.reshape(tokens, width)

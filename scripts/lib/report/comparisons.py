@@ -4,7 +4,7 @@ A dataset is compared with itself in the corpus before, its shards and servers w
 datasets.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
@@ -39,14 +39,15 @@ def times(value: float, reference: float) -> tuple[float, str]:
 
 def _history(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     """Against the same dataset in the corpus before."""
-    if before := changed(run, one):
+    now, before = one.mean_answer, changed(run, one)
+    if now and before:
         mean, name = before
-        _, words = times(one.mean_answer, mean)
-        how = "fell" if one.mean_answer < mean else "rose"
+        _, words = times(now, mean)
+        how = "fell" if now < mean else "rose"
         yield Suspicion(
             WRONG,
             one.name,
-            f"The mean answer {how} from {mean:,.0f} to {one.mean_answer:,.0f} tokens: {words} than in {name}.",
+            f"The mean answer {how} from {mean:,.0f} to {now:,.0f} tokens: {words} than in {name}.",
             "Compare max_tokens, chat_template_kwargs (is thinking on?), the served model and sampling before training on it.",
         )
 
@@ -120,7 +121,7 @@ def _shards(one: DatasetRun) -> Iterator[Suspicion]:
 def _endpoints(run: Run) -> Iterator[Suspicion]:
     """Servers get the same mix of prompts; what they get by dataset is taken into account."""
     actual: dict[tuple[str, str, str], TurnSums] = {}
-    expected: Counter[tuple[str, str, str]] = Counter()
+    expected: dict[tuple[str, str, str], float] = defaultdict(float)
     for one in run.datasets.values():
         for key, turns in one.answers.endpoints.items():
             actual.setdefault(key, TurnSums()).add(turns)

@@ -155,15 +155,15 @@ def _tiles(run: Run, speed: Speed, busy: float) -> list[Tile]:
         remark = "passed so far" if statistics else "none yet"
     supervised = totals["supervised_tokens"] / totals["tokens"] if totals["tokens"] else None
     output = figures.total_output_tokens
-    rate = speed.tokens_per_second
     live = figures.tokens_per_sec if figures.status == "running" else None
+    rate = live or speed.tokens_per_second
     return [
         ("samples", f"{totals['rows']:,}", remark),
         ("tokens", short(totals["tokens"]), f"{totals['tokens']:,}"),
         ("supervised", short(totals["supervised_tokens"]), f"{supervised:.1%} of the tokens" if supervised is not None else "none yet"),
         ("cost", f"${figures.cost_usd:,.2f}", f"${figures.cost_usd / output * 1e6:,.2f} per million output tokens" if output and figures.cost_usd else "nothing was billed"),
         ("time at work", duration(busy / 3600), "with at least one job running"),
-        ("tokens/s", short(live or rate) if live or rate else "–", "output, now" if live else "output, while generating"),
+        ("tokens/s", short(rate) if rate else "–", "output, now" if live else "output, while generating"),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -39,7 +40,7 @@ WIDE, HALF = 12.0, 5.6  # inches: texts come out as large as the page's in both
 
 # Outcomes in the order of the bar.
 OUTCOME_COLOURS = {name: outcome.drawn_as for name, outcome in OUTCOMES.items()} | {"unanswered": "line"}
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "drafter-corpus",
     "font.size": 11,
@@ -121,17 +122,16 @@ def token_range(run: Run) -> tuple[float, float]:
 
 def mean_answers(run: Run) -> str | None:
     """Mean answer of each dataset now, and in the corpus before; the line spans p10 to p90."""
-    rows = [one for one in run.datasets.values() if one.mean_answer]
+    rows = [(one, mean) for one in run.datasets.values() if (mean := one.mean_answer)]
     if not rows:
         return None
     with matplotlib.rc_context(_SETTINGS):
         figure, axes = _figure(WIDE, 0.8 + 0.42 * len(rows))
-        values = [one.mean_answer for one in rows]
-        for row, one in enumerate(rows):
-            mean = one.mean_answer
+        values = [mean for _, mean in rows]
+        for row, (one, mean) in enumerate(rows):
             lengths = one.supervised_lengths
             if lengths.rows:
-                spread = [max(1, lengths.quantile(share)) for share in (0.1, 0.9)]
+                spread = [max(1.0, lengths.quantile(share) or 0) for share in (0.1, 0.9)]
                 axes.plot(spread, [row, row], color=_COLOURS["answer"], alpha=0.25, linewidth=7, solid_capstyle="round")
                 values += spread
             before = earlier_mean(run, one.name)
@@ -168,13 +168,13 @@ def mean_answers(run: Run) -> str | None:
                 color=colour,
                 weight="bold",
             )
-        axes.set_yticks(range(len(rows)), [one.name for one in rows])
+        axes.set_yticks(range(len(rows)), [one.name for one, _ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.75)
         _token_axis(axes, 2 ** np.floor(np.log2(max(1, min(values) * 0.8))), 2 ** np.ceil(np.log2(max(values) * 1.3)))
         axes.set_xlabel("tokens per answer")
         return _svg(
             figure,
-            "Mean answer length of each dataset: " + ", ".join(f"{one.name} {one.mean_answer:.0f}" for one in rows),
+            "Mean answer length of each dataset: " + ", ".join(f"{one.name} {mean:.0f}" for one, mean in rows),
         )
 
 

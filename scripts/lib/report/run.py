@@ -14,7 +14,7 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
 from scripts.lib.report.answers import AnswerSums, read_answers, read_prompt_lengths
 from scripts.lib.training import backup, manifest
-from scripts.lib.training.manifest import Manifest
+from scripts.lib.training.manifest import DatasetCounts, Manifest
 from scripts.lib.training.versions import current
 from scripts.lib.validated import statistics
 from scripts.lib.validated.lengths import Lengths
@@ -36,7 +36,7 @@ class DatasetRun:
     progress: Figures = field(default_factory=Figures)
     answers: AnswerSums = field(default_factory=AnswerSums)
     validations: dict[str, dict[str, Any]] = field(default_factory=dict)  # shard -> what validate_tokens counted
-    corpus: dict[str, Any] | None = None  # the manifest's entry
+    corpus: DatasetCounts | None = None  # the manifest's entry
 
     @cached_property
     def validated(self) -> dict[str, Any]:

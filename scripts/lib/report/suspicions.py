@@ -278,7 +278,7 @@ def _ids(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     text = f"The ids of {rebuilt:,} samples were reconstructed from text."
     if exact:
         text = f"The ids of {rebuilt:,} samples were reconstructed from text, and {exact:,} samples of the run have the engine's own: both are in one corpus."
-    drift = Counter()
+    drift: Counter[str] = Counter()
     for other in run.datasets.values():
         drift.update(other.validated.get("reconstruction", {}))
     if drift["turns"]:

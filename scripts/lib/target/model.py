@@ -81,6 +81,8 @@ class Target:
         self.eos_ids = frozenset(facts.eos_ids)
         self.bos_id = facts.bos_id
         self.tool_ids = frozenset(facts.tool_ids)
+        self.think_open_id: int | None
+        self.think_close_id: int | None
         self.think_open_id, self.think_close_id = facts.think_ids or (None, None)
         self.think_texts = tuple(facts.think_texts) if facts.think_texts else None
         self.tokenizer_hash = facts.tokenizer_hash

@@ -34,6 +34,10 @@ def _hash(texts: pa.LargeBinaryArray, key: bytes) -> np.ndarray:
         block[place >= lengths[rows, None]] = 0
         block[:, -1] = lengths[rows]
         hashes[rows] = _siphash(np.ascontiguousarray(block.view("<u8").T), key)
+    return _finished(hashes)
+
+
+def _finished(hashes: np.ndarray) -> np.ndarray:
     hashes = (hashes ^ hashes >> 30) * _FINISH[0]
     hashes = (hashes ^ hashes >> 27) * _FINISH[1]
     return hashes ^ hashes >> 31

@@ -5,7 +5,7 @@ that was there stays whole until the new one takes its place in one rename (see 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from scripts.lib.core.provenance import differences, digest, same_tokenizer
 from scripts.lib.target.model import FACTS_FILE
 from scripts.lib.training import inputs, versions
 from scripts.lib.training.base_gates import BaseGates, Limits, limits_of
-from scripts.lib.training.counts import COUNTED, labels, per_dataset, tokens_per_row
+from scripts.lib.training.counts import labels, per_dataset, tokens_per_row
 from scripts.lib.training.inputs import MergedFile
 from scripts.lib.training.manifest import (
     MANIFEST,
+    CorpusTotals,
+    DatasetCounts,
+    Funnel,
     Input,
     Manifest,
     Part,
@@ -123,7 +126,7 @@ def _build(
     settings: dict[str, Any],
     version: str,
     sources: list[MergedFile],
-    funnels: dict[str, dict[str, Any]],
+    funnels: dict[str, Any],
     made_for: tuple[dict[str, Any], list[str]],
     limits: Limits,
     folder: Path,
@@ -157,7 +160,11 @@ def _build(
 
     manifest = Manifest(
         version=version,
-        totals={name: sum(getattr(part, name) for part in parts.parts) for name in COUNTED},
+        totals=CorpusTotals(
+            rows=sum(part.rows for part in parts.parts),
+            tokens=sum(part.tokens for part in parts.parts),
+            supervised_tokens=sum(part.supervised_tokens for part in parts.parts),
+        ),
         parts=parts.parts,
         datasets={
             name: _ledger(counts.get(name, MergeCounts()), funnels.get(name))
@@ -372,11 +379,20 @@ def _refuse_mixed_origin(counts: dict[str, MergeCounts]) -> None:
         )
 
 
-def _ledger(counts: MergeCounts, funnel: dict[str, Any] | None) -> dict[str, Any]:
-    ledger = asdict(counts)
-    for name in ("ids_origin", "outcome"):
-        ledger[name] = dict(sorted(ledger[name].items()))
-    return ledger | ({"funnel": funnel} if funnel else {})
+def _ledger(counts: MergeCounts, funnel: Funnel | None) -> DatasetCounts:
+    ledger = DatasetCounts(
+        read=counts.read,
+        from_base=counts.from_base,
+        rows=counts.rows,
+        tokens=counts.tokens,
+        supervised_tokens=counts.supervised_tokens,
+        dropped=dict(counts.dropped),
+        ids_origin=dict(sorted(counts.ids_origin.items())),
+        outcome=dict(sorted(counts.outcome.items())),
+    )
+    if funnel:
+        ledger["funnel"] = funnel
+    return ledger
 
 
 def receipt(manifest: Manifest) -> dict[str, Any]:

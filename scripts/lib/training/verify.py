@@ -223,8 +223,8 @@ def _origin(directory: Path, manifest: Manifest) -> Iterator[str]:
     for key in sorted(used ^ manifest.provenance.keys()):
         yield f"provenance {key} is {'missing' if key in used else 'that of no input'}"
     # The run's own target, told by its shards, comes last among the inputs.
-    told = [manifest.provenance.get(one.provenance, {}).get("target") for one in reversed(manifest.inputs)]
-    if manifest.target != next(filter(None, told), {}):
+    targets = [manifest.provenance.get(one.provenance, {}).get("target") for one in reversed(manifest.inputs)]
+    if manifest.target != next(filter(None, targets), {}):
         yield "target is not that of the inputs"
     within = {
         "stage": "training",
