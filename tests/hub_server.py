@@ -1,8 +1,8 @@
-"""The endpoints of the Hugging Face Hub that reading a dataset needs, on this machine.
+"""The endpoints of the Hugging Face Hub that reading a dataset or a model needs, on this machine.
 
 Run it as a process of its own or in a thread. What huggingface_hub asks for was read off its requests:
 `GET /api/datasets/{owner}/{name}[/revision/{revision}]` and `HEAD`/`GET /datasets/{owner}/{name}/resolve/{revision}/{path}`
-with ranges.
+with ranges; models are asked for without `datasets`.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def hub_server() -> Iterator[Hub]:
             path = unquote(urlsplit(self.path).path)
             token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
             hub.requests.append((self.command, path, self.headers.get("Range"), token))
-            parts = path.removeprefix("/api").removeprefix("/datasets/").split("/")
+            parts = path.removeprefix("/api").removeprefix("/datasets/").removeprefix("/models").lstrip("/").split("/")
             name = "/".join(parts[:2])
             if name not in hub.datasets:
                 return self.fail(404, "RepoNotFound")
@@ -68,7 +68,8 @@ def hub_server() -> Iterator[Hub]:
             if parts[3:] and parts[3] not in ("main", COMMIT):
                 return self.fail(404, "RevisionNotFound")
             if path.startswith("/api/"):
-                return self.send(json.dumps(self.describe(name)).encode(), "application/json", body)
+                told = self.tree(name) if parts[2:3] == ["tree"] else self.describe(name)
+                return self.send(json.dumps(told).encode(), "application/json", body)
             file = "/".join(parts[4:])
             if file not in hub.datasets[name] or file in hub.missing:
                 return self.fail(404, "EntryNotFound")
@@ -80,6 +81,12 @@ def hub_server() -> Iterator[Hub]:
                 for path, data in hub.datasets[name].items()
             ]
             return {"id": name, "sha": COMMIT, "siblings": files, "private": False, "tags": [], "downloads": 0}
+
+        def tree(self, name: str) -> list[dict]:
+            return [
+                {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for path, data in hub.datasets[name].items()
+            ]
 
         def fail(self, status: int, code: str, message: str = "", headers: dict[str, str] | None = None) -> None:
             self.send_response(status)

@@ -43,7 +43,13 @@ def parallel_sizes(launch: Launch) -> tuple[int | None, int | None]:
     Raises UserError when they don't make up `gpus_per_replica`: GPUs would be taken and left idle, or missing.
     """
     gpus, data = launch.gpus_per_replica, launch.data_parallel
-    if _SPREAD & {flag_name(name) for name, value in launch.flags.items() if value not in (None, False)}:
+    users = merged_flags({}, launch.flags)
+    if str(users.get("nnodes") or 1) != "1" or str(users.get("node-rank") or 0) != "0":
+        raise UserError(
+            "engine.launch.flags: nnodes: a server over several machines is not started here, since a node but the first never "
+            "answers: start its nodes yourself (one command on each) and name the first one in engine.endpoints"
+        )
+    if _SPREAD & {name for name, value in users.items() if value not in (None, False)}:
         return launch.tensor_parallel, data if data > 1 else None
     tensor = launch.tensor_parallel or max(1, gpus // data)
     if tensor * data != max(1, gpus):

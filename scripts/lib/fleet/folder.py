@@ -103,6 +103,11 @@ class FleetFolder:
         """Where all fleets of this user on this machine lock the ports of their servers."""
         return private_directory(self.directory.parent / "ports")
 
+    @property
+    def downloads(self) -> Path:
+        """The lock of whoever fetches weights to this machine."""
+        return self.directory.parent / "downloads.lock"
+
     def warm(self, plan: ServerPlan) -> Path:
         """A file that is there once such a server has been ready on this machine: its kernels are compiled."""
         apart = {"CUDA_VISIBLE_DEVICES", "MAX_JOBS", "FLASHINFER_JIT_PREBUILD_MAX_JOBS", "HF_MODULES_CACHE"}

@@ -23,6 +23,7 @@ from scripts.lib.core.locks import Lock, hold
 from scripts.lib.core.paths import State
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.metrics import EngineMetrics
+from scripts.lib.engines.weights import fetch_weights
 from scripts.lib.fleet import launch, tickets
 from scripts.lib.fleet.folder import FleetFolder, PublishedServer, machine_label
 from scripts.lib.fleet.replica import with_project
@@ -75,6 +76,8 @@ class Lease:
     def join(self) -> None:
         """Take the lease; start a keeper when there is none. Again when the folder was emptied."""
         if not self.external:
+            if adapter_for(self.config).environment:
+                fetch_weights(self.config, self.folder.downloads)
             end = time.monotonic() + _CHANGE_SECONDS
             while not self._join_fleet():
                 if time.monotonic() > end:

@@ -281,6 +281,7 @@ def test_plans_are_json(target: Path) -> None:
         ({}, "1", "1"),
         # Who says it in flags is believed, and nothing is said twice.
         ({"gpus_per_replica": 8, "flags": {"tp": 4, "pp-size": 2}}, None, None),
+        ({"gpus_per_replica": 8, "flags": {"tp": 8, "nnodes": 1, "node-rank": 0}}, None, None),
         (
             {"gpus_per_replica": 8, "tensor_parallel": 8, "data_parallel": 8, "flags": {"enable_dp_attention": True}},
             "8",
@@ -305,6 +306,8 @@ def test_a_server_uses_the_gpus_that_it_takes(kind, launch, tensor, data, target
         ({"gpus_per_replica": 8, "tensor_parallel": 4}, "make 4 GPUs a server, gpus_per_replica is 8"),
         ({"gpus_per_replica": 3, "data_parallel": 2}, "make 2 GPUs a server, gpus_per_replica is 3"),
         ({"replicas": 8, "gpus_per_replica": 1, "tensor_parallel": 8}, "make 8 GPUs a server"),
+        ({"gpus_per_replica": 8, "flags": {"nnodes": 2, "node-rank": 0}}, "nnodes: a server over several machines"),
+        ({"gpus_per_replica": 8, "flags": {"--node_rank": "1"}}, "nnodes: a server over several machines"),
     ],
 )
 def test_gpus_that_do_not_add_up_are_refused_before_anything_runs(kind, launch, says):
