@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Config
 from scripts.lib.target.model import Target
 from scripts.lib.target.prepare import prepare_target
 
@@ -442,10 +443,16 @@ def template(name: str) -> str:
     return (template_files()[0].parent / f"{name}.jinja").read_text(encoding="utf-8")
 
 
+def config_of(folder: Path, **model: Any) -> Config:
+    """A configuration of the model in a folder."""
+    return parse_config(
+        {"model": {"name": str(folder), **model}, "datasets": {"d": {"class": "B", "source": "x"}}}, "test"
+    )
+
+
 def prepared(family: Family, folder: Path) -> Target:
     """The target of a family, prepared in `folder` as a run prepares it."""
-    model = {"name": str(build(family, folder / "model")), "chat_template_kwargs": family.kwargs}
-    config = parse_config({"model": model, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
+    config = config_of(build(family, folder / "model"), chat_template_kwargs=family.kwargs)
     return prepare_target(config, folder / "target")
 
 

@@ -18,12 +18,12 @@ import orjson
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Message
+from scripts.lib.target.bounds import BoundedEnvironment, begin_rendering
 
 # Names under which chats carry a thought, the usual one first.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -91,10 +91,8 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _raise_exception,
@@ -127,6 +125,7 @@ def compile_template(template: str, variables: Mapping[str, Any]) -> Renderer:
             for tool in tools:
                 if not isinstance(tool, dict):
                     raise ValueError(f"a tool is no JSON object: {tool!r}")
+        begin_rendering(len(messages))
         return compiled.render(
             messages=[_with_thought(message) for message in messages],
             tools=tools,

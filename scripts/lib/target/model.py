@@ -26,6 +26,11 @@ from scripts.lib.target.chat_template import frozen_template, template_message, 
 from scripts.lib.target.vocabulary import Vocabulary, open_vocabulary
 
 FACTS_FILE = "target.json"
+# Templates run arbitrary expressions over the messages: whatever they raise is the template's refusal.
+_REFUSALS = (
+    jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, SyntaxError, RecursionError,
+    MemoryError,
+)  # fmt: skip
 _WINDOW = 48  # characters on each side of a seam
 
 
@@ -146,8 +151,7 @@ class Target:
             variables = read_json(template_kwargs) if template_kwargs else {}
             apply = functools.partial(self._apply, tools=parsed_tools, generation_prompt=generation_prompt, **variables)
             return self._apply_with_calls(conversation, apply) if calls else apply(conversation)
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
-            # Templates run arbitrary expressions over the messages: whatever they raise is the template's refusal.
+        except _REFUSALS as error:
             raise TemplateError(" ".join(str(error).split())[:300] or type(error).__name__) from None
 
     @staticmethod

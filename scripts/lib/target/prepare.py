@@ -11,6 +11,7 @@ from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Message
 from scripts.lib.target import control_tokens, markers
+from scripts.lib.target.bounds import limited_memory
 from scripts.lib.target.ingredients import Ingredients, gather
 from scripts.lib.target.model import FACTS_FILE, Facts, Target, TemplateError, load_target, open_target
 from scripts.lib.target.vocabulary import (
@@ -118,7 +119,9 @@ def _bos_of_prompts(target: Target) -> int | None:
     one = [Message("user", "Hello")]
     turn = [Message("assistant", "Hello."), *one]
     try:
-        prompts = [target.render([*one, *turn * number]) for number in range(3)]
+        with limited_memory():  # around the template alone: the tokenizer's threads reserve more
+            texts = [target.render_text([*one, *turn * number]) for number in range(3)]
+        prompts = [target.encode(text) for text in texts]
     except TemplateError as error:
         raise UserError(f"{target.name}: its chat template fails on a plain conversation: {error}") from None
     if not all(prompts):
