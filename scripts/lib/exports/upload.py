@@ -242,7 +242,8 @@ class Uploader:
             self.say(f"upload: {entry.key} ({entry.size / 1e6:.1f} MB)")
 
     def _entry_path(self, key: str) -> Path:
-        return self.ledger / f"{digest([self.url, key])}.json"
+        place = [self.url, self.settings.endpoint_url] if self.settings.endpoint_url else [self.url]
+        return self.ledger / f"{digest([*place, key])}.json"
 
     @contextmanager
     def _locked(self, keys: list[str]) -> Iterator[list[Entry]]:

@@ -28,3 +28,5 @@ def open_store(target: str, settings: Upload | None = None) -> FileStore:
         return FilesystemStore(target)
     except (ValueError, ImportError) as error:
         raise UserError(f"{target}: no place to copy files to: {error}") from None
+    except OSError as error:  # some drivers connect at once
+        raise UserError(f"{target}: can't be reached: {error}: check it, and that its server runs") from None

@@ -130,6 +130,8 @@ class S3Store:
         except BotoCoreError as error:
             if type(error).__name__ in _NO_CREDENTIALS:
                 raise self._unusable(error) from None
+            if type(error).__name__ == "ParamValidationError" and "bucket" in str(error):
+                raise UserError(f"{self.url}: S3 allows no such name of a bucket: check upload.target") from None
             raise TransferError(f"{self.url}: {operation}: {' '.join(str(error).split())}") from None
 
     def _cause(self, operation: str, response: dict[str, Any]) -> Exception:

@@ -181,6 +181,7 @@ def restore(
     training: Path, backups: Path, name: str, say: Callable[[str], None], hard_links: bool = False
 ) -> manifest.Manifest:
     """Make a backup the current corpus again, atomically. Raises UserError when it is unknown or damaged."""
+    versions.current(training)  # or something else is in its place
     with versions.writer(training):
         known = [one.name for one in all_backups(backups)]
         if name not in known:

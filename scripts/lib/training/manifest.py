@@ -130,6 +130,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """Read `directory`/manifest.json. Raises UserError when it is missing, broken or of a newer schema."""
     path = directory / MANIFEST
+    _require_file(path)
     found = durable.read_json(path).get("schema_version")
     if found not in (UNSEALED, SCHEMA_VERSION):
         raise UserError(f"{path}: has schema version {found}, this code reads {SCHEMA_VERSION}")
@@ -142,12 +143,19 @@ def read_manifest(directory: Path) -> Manifest:
 
 def read_as(adapter: TypeAdapter, path: Path, what: str) -> Any:
     """The JSON of a file as the type that it must have. Raises UserError naming the first field that it hasn't."""
+    _require_file(path)
     try:
         return adapter.validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "its content"
         raise UserError(f"{path}: not {what} of ours: {place}: {first['msg']}") from None
+
+
+def _require_file(path: Path) -> None:
+    """Raise UserError for a folder, a pipe or a device, which would be read for ever."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is not a file")
 
 
 def files_of(manifest: Manifest) -> list[str]:

@@ -1,3 +1,4 @@
+import functools
 import json
 import multiprocessing
 import subprocess
@@ -353,7 +354,19 @@ def test_the_end_of_a_run_is_told_in_a_line(results, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"upload: {target}: 4 files, ")
 
 
-@pytest.mark.parametrize("target", ["s3://", "nonsense://x"])
+def test_another_server_with_the_same_bucket_gets_everything(results, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with faulty_s3() as old, faulty_s3() as new:
+        for server in (old, new):
+            settings = Upload(target="s3://corpora/run", endpoint_url=server.url, region="us-east-1", stages=STAGES)
+            opened = functools.partial(open_store, settings.target, settings)
+            assert Uploader(results, settings, opened, lambda line: None).once().missing == 0
+        assert old.objects.keys() == new.objects.keys()
+        assert len(new.objects) == 10
+
+
+@pytest.mark.parametrize("target", ["s3://", "nonsense://x", "ftp://127.0.0.1:1/x"])
 def test_impossible_targets(target):
     with pytest.raises(UserError, match=target):
         open_store(target)

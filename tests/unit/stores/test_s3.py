@@ -84,6 +84,11 @@ def test_a_bucket_that_is_not_there(server, file):
         store_of(server).put([file])
 
 
+def test_a_bucket_that_can_not_be(file):
+    with pytest.raises(UserError, match=r"s3://No_Bucket!/x: S3 allows no such name of a bucket: check upload\.target"):
+        open_store("s3://No_Bucket!/x", Upload(region="us-east-1")).holds(file)
+
+
 def test_an_endpoint_that_redirects_everything(server, file):
     server.redirects = True
     with pytest.raises(UserError, match=r"the server redirects every request: check upload\.endpoint_url"):

@@ -254,12 +254,14 @@ def test_odd_records_block_nothing_and_are_left_alone(place):
     for name, text in odd.items():
         (place.backups / name).mkdir()
         (place.backups / name / "backup.json").write_text(text)
+    (place.backups / "pipe").mkdir()
+    os.mkfifo(place.backups / "pipe/backup.json")
     place.merge(1)
     made = place.back_up(keep=1).name
     assert place.names() == [made]
-    assert sorted(path.name for path in place.backups.iterdir()) == sorted([made, *odd])
+    assert sorted(path.name for path in place.backups.iterdir()) == sorted([made, "pipe", *odd])
     told = [line for line in place.said if line.endswith(": left alone")]
-    assert len(told) == len(odd)
+    assert len(told) == len(odd) + 1
     assert any(f"renamed/backup.json: is that of {good}: name the folder so again" in line for line in told)
     with pytest.raises(UserError, match=r"list/backup\.json: not the record of a backup of ours"):
         place.restore("list")
@@ -324,6 +326,26 @@ def test_links_lead_nowhere(place, tmp_path):
     part.unlink()
     os.mkfifo(part)
     with pytest.raises(UserError, match=r"part-00000\.parquet: is not a file"):
+        place.restore(made.name)
+
+
+def test_a_folder_where_the_corpus_should_be_is_left_alone(place):
+    place.merge(0)
+    made = place.back_up()
+    place.training.unlink()
+    place.training.mkdir()
+    with pytest.raises(UserError, match="training: is not a link to a corpus version: move it away"):
+        place.restore(made.name)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_manifest_that_is_a_device_is_not_read(place, device):
+    place.merge(0)
+    made = place.back_up()
+    path = place.backups / made.name / "manifest.json"
+    path.unlink()
+    path.symlink_to(device)
+    with pytest.raises(UserError, match=r"manifest\.json: is not a file"):
         place.restore(made.name)
 
 
