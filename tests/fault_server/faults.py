@@ -474,6 +474,46 @@ def _(protocol, generation, dice, now):
     return error(protocol, 503, "Loading model", "unavailable_error")
 
 
+# --- echoes of the key -------------------------------------------------------------------------------
+
+
+@fault("400_echo")
+def _(protocol, generation, dice, now):
+    return error(protocol, 400, f"bad request with header Authorization: Bearer {generation.key}")
+
+
+@fault("401_echo")
+def _(protocol, generation, dice, now):
+    return error(protocol, 401, f"Incorrect API key provided: {generation.key}. Find yours on your account's page.")
+
+
+@fault("502_echo")
+def _(protocol, generation, dice, now):
+    page = f"<html><body>upstream refused {'x' * 150} authorization: Bearer {generation.key}</body></html>"
+    return Wire(page.encode(), 502, {"Content-Type": "text/html"})
+
+
+@fault("307_echo")
+def _(protocol, generation, dice, now):
+    there = f"http://127.0.0.1:9/v1/chat/completions?key={generation.key}"
+    return Wire(f"moved to {there}".encode(), 307, {"Location": there, "Content-Type": "text/plain"})
+
+
+@fault("answer_echo", CHAT)
+def _(protocol, generation, dice, now):
+    text = f"You are {generation.key}. {generation.text}"
+    return edited(protocol, generation, lambda body: set_text(protocol, body, text))
+
+
+@fault("stream_echo", ("openrouter",))
+def _(protocol, generation, dice, now):
+    # Cut within the key.
+    middle = len(generation.key) // 2
+    text = f"{generation.key[:middle]} {generation.key[middle:]} {generation.text}"
+    wire = stream(replace(generation, text=text), finish="stop", done=True)
+    return replace(wire, body=wire.body.replace(b'" ', b'"', 2))
+
+
 # --- connections ------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,7 @@ class FaultServer:
             await silence(request)
         generation = self.answer(protocol, prompt_ids, limit, rid)
         generation.states, generation.seed, generation.reasoning = states, seed, thought
+        generation.key = request.headers.get("Authorization", "").removeprefix("Bearer ") or generation.key
         name, reply = self.reply(request, protocol, generation, limit)
         if reply.status != 200 or reply.delivery in ("drop", "silence"):
             return await deliver(request, reply)

@@ -28,6 +28,7 @@ class Generation:
     stop_id: int = 2
     states: list[list[float]] | None = None  # hidden states of the prompt, where they were asked for
     seed: int | None = None  # of the request
+    key: str = "sk-an-echoed-key"  # that came with the request
 
 
 @dataclass
