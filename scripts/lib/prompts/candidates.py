@@ -51,8 +51,8 @@ class Candidates:
         self._pack = zstandard.ZstdCompressor(level=1).compress
         self._unpack = zstandard.ZstdDecompressor().decompress
 
-    def add(self, order: bytes, id: str, key: bytes, source: str, conversation: Conversation) -> None:
-        self._pending.append((order, id, key, source, self._pack(orjson.dumps(conversation))))
+    def add(self, order: bytes, own_id: str, key: bytes, source: str, conversation: Conversation) -> None:
+        self._pending.append((order, own_id, key, source, self._pack(orjson.dumps(conversation))))
         if len(self._pending) >= _BATCH:
             self._flush()
 
@@ -65,8 +65,8 @@ class Candidates:
         self._flush()
         self.database.execute("CREATE INDEX by_order ON candidate (ord)")
         rows = self.database.execute("SELECT rowid, id, key, source, data FROM candidate ORDER BY ord, rowid")
-        for number, id, key, source, data in rows:
-            yield Candidate(number, id, key, source, self._conversation(data))
+        for number, own_id, key, source, data in rows:
+            yield Candidate(number, own_id, key, source, self._conversation(data))
 
     def not_reached(self, reached: int, examples: int) -> tuple[int, list[tuple[str, str]]]:
         """(how many candidates come after the first `reached`, (source, id) of the first of them)."""
@@ -94,10 +94,12 @@ class Candidates:
         (owner,) = self.database.execute("SELECT candidate FROM owner WHERE key = ?", (candidate.key,)).fetchone()
         return None if owner == candidate.number else "duplicate" if owner else "duplicate_across"
 
-    def keep(self, shard: int, place: int, candidate: int, id: str, tokens: int, ids: list[int] | None) -> None:
+    def keep(self, shard: int, place: int, candidate: int, own_id: str, tokens: int, ids: list[int] | None) -> None:
         """Choose a candidate for a shard; `place` orders the rows inside, `ids` are its prompt's, of `tokens`."""
         blob = None if ids is None else array("i", ids).tobytes()
-        self.database.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?)", (shard, place, candidate, id, tokens, blob))
+        self.database.execute(
+            "INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?)", (shard, place, candidate, own_id, tokens, blob)
+        )
 
     def shard(self, shard: int) -> Iterator[tuple[str, int, list[int] | None, Candidate]]:
         """(id, prompt tokens, prompt ids, candidate) of a shard's choice, in place."""
@@ -106,9 +108,9 @@ class Candidates:
             " WHERE shard = ? ORDER BY place",
             (shard,),
         )
-        for id, tokens, blob, number, key, source, data in rows:
+        for own_id, tokens, blob, number, key, source, data in rows:
             ids = None if blob is None else array("i", blob).tolist()
-            yield id, tokens, ids, Candidate(number, id, key, source, self._conversation(data))
+            yield own_id, tokens, ids, Candidate(number, own_id, key, source, self._conversation(data))
 
     def index_choice(self) -> None:
         """Call once after the last `keep`, before `shard`."""

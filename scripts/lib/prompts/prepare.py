@@ -139,9 +139,9 @@ class _Preparation:
         )
 
     def _add(self, where: str, conversation: Conversation) -> None:
-        id = prompt_id(self.name, conversation)
-        order = seeded_order(self.config.selection.seed, id)
-        self.candidates.add(order, id, prompt_key(conversation), where, conversation)
+        own_id = prompt_id(self.name, conversation)
+        order = seeded_order(self.config.selection.seed, own_id)
+        self.candidates.add(order, own_id, prompt_key(conversation), where, conversation)
 
     def _stop_if_hopeless(self) -> None:
         tally = self.tally
@@ -175,18 +175,18 @@ class _Preparation:
                 break
             reached += len(batch)
             fresh = []
-            for id, candidate in batch:
+            for own_id, candidate in batch:
                 reason = refuse(candidate)
                 if reason is None:
-                    fresh.append((id, candidate))
+                    fresh.append((own_id, candidate))
                 else:
-                    self.tally.drop(reason, candidate.source, id=id)
-            for (id, candidate), ids in zip(fresh, _first_prompts(fresh, self.target)):
-                self._keep_or_drop(id, candidate, ids, near)
+                    self.tally.drop(reason, candidate.source, own_id=own_id)
+            for (own_id, candidate), ids in zip(fresh, _first_prompts(fresh, self.target)):
+                self._keep_or_drop(own_id, candidate, ids, near)
         rest, examples = self.candidates.not_reached(reached, EXAMPLES)
         if rest:
             self.tally.dropped["not_selected"] = rest
-            self.tally.examples["not_selected"] = [{"source": source, "id": id} for source, id in examples]
+            self.tally.examples["not_selected"] = [{"source": source, "id": own_id} for source, own_id in examples]
         self.candidates.index_choice()
 
     def _sieve(self, earlier: Sequence[Path]) -> Callable[[Candidate], str | None]:
@@ -215,19 +215,21 @@ class _Preparation:
         threshold = self.config.selection.near_duplicates
         return NearDuplicates(threshold, self.candidates.database) if threshold else None
 
-    def _keep_or_drop(self, id: str, candidate: Candidate, ids: list[int] | str, near: NearDuplicates | None) -> None:
+    def _keep_or_drop(
+        self, own_id: str, candidate: Candidate, ids: list[int] | str, near: NearDuplicates | None
+    ) -> None:
         """`ids` are the first prompt's, or why the template refuses it."""
         tally, source = self.tally, candidate.source
         if isinstance(ids, str):
-            tally.drop("template_error", source, ids, id)
+            tally.drop("template_error", source, ids, own_id)
         elif (length := len(ids)) > self.limit:
-            tally.drop("prompt_too_long", source, f"{length} tokens, at most {self.limit}", id)
-        elif near is not None and (other := near.add_or_find(id, prompt_texts(candidate.conversation.messages))):
-            tally.drop("near_duplicate", source, f"like {other}", id)
+            tally.drop("prompt_too_long", source, f"{length} tokens, at most {self.limit}", own_id)
+        elif near is not None and (other := near.add_or_find(own_id, prompt_texts(candidate.conversation.messages))):
+            tally.drop("near_duplicate", source, f"like {other}", own_id)
         else:
             kept_ids = ids if self.dataset.data_class == "B" else None
-            shard = shard_of(id, self.config.shards)
-            self.candidates.keep(shard, tally.kept, candidate.number, id, length, kept_ids)
+            shard = shard_of(own_id, self.config.shards)
+            self.candidates.keep(shard, tally.kept, candidate.number, own_id, length, kept_ids)
             tally.keep(length)
 
     def finish(self, output: Path, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -302,10 +304,10 @@ def _write(config: Config, name: str, candidates: Candidates, output: Path, prov
     """Write all shards (also empty ones) and the keys. Returns the rows of each shard."""
 
     def prompts(shard: int) -> Iterator[Prompt]:
-        for id, tokens, ids, candidate in candidates.shard(shard):
+        for own_id, tokens, ids, candidate in candidates.shard(shard):
             conversation = candidate.conversation
             yield Prompt(
-                id=id,
+                id=own_id,
                 dataset=name,
                 source=candidate.source,
                 key=candidate.key.hex(),
@@ -329,7 +331,7 @@ def _write(config: Config, name: str, candidates: Candidates, output: Path, prov
     ):
         keys = candidates.keys()
         while rows := list(itertools.islice(keys, 10_000)):
-            values = [id for id, _ in rows], [key.hex() for _, key in rows]
+            values = [own_id for own_id, _ in rows], [key.hex() for _, key in rows]
             columns = [pa.array(one, field.type) for one, field in zip(values, schema)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     return counts

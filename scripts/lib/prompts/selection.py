@@ -71,14 +71,14 @@ def prompt_id(dataset: str, conversation: Conversation, occurrence: int = 0) -> 
     return digest([*value, occurrence] if occurrence else value)
 
 
-def seeded_order(seed: int, id: str) -> bytes:
+def seeded_order(seed: int, own_id: str) -> bytes:
     """8 bytes by which prompts are sorted: a random order that stays when the source grows."""
-    return hashlib.blake2b(f"{seed}:{id}".encode(), digest_size=8).digest()
+    return hashlib.blake2b(f"{seed}:{own_id}".encode(), digest_size=8).digest()
 
 
-def shard_of(id: str, shards: int) -> int:
+def shard_of(own_id: str, shards: int) -> int:
     """The shard that a prompt belongs to (docs/architecture.md)."""
-    return int(id[:8], 16) % shards
+    return int(own_id[:8], 16) % shards
 
 
 class Decontamination:
@@ -132,7 +132,7 @@ class NearDuplicates:
         self._db.execute("CREATE TABLE band (band INTEGER, hash BLOB, number INTEGER)")
         self._db.execute("CREATE INDEX by_band ON band (band, hash)")
 
-    def add_or_find(self, id: str, texts: Iterable[str]) -> str | None:
+    def add_or_find(self, own_id: str, texts: Iterable[str]) -> str | None:
         """The id of the most similar prompt that was added before; None when there is none and this one was added."""
         hashes = _signature(texts)
         bands = [(band, _hash(hashes[start:end].tobytes())) for band, (start, end) in enumerate(self._bands)]
@@ -146,7 +146,9 @@ class NearDuplicates:
         best = max(similar.items(), key=lambda item: (item[1], item[0]), default=("", 0.0))
         if best[1] >= self.threshold:
             return best[0]
-        number = self._db.execute("INSERT INTO signature (id, hashes) VALUES (?, ?)", (id, hashes.tobytes())).lastrowid
+        number = self._db.execute(
+            "INSERT INTO signature (id, hashes) VALUES (?, ?)", (own_id, hashes.tobytes())
+        ).lastrowid
         self._db.executemany("INSERT INTO band VALUES (?, ?, ?)", [(*band, number) for band in bands])
         return None
 

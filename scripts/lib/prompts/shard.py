@@ -14,7 +14,7 @@ _PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "promp
 
 def prompt_ids(path: Path) -> Iterator[str]:
     """The ids of a prompt shard, in order."""
-    return (id for (id,) in read_columns(path, ["id"]))
+    return (own_id for (own_id,) in read_columns(path, ["id"]))
 
 
 def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
@@ -29,7 +29,7 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
         columns = _PROMPT_COLUMNS + later
         for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
             ids = batch.column("id").to_pylist()
-            keep = [row for row, id in enumerate(ids) if wanted(id)]
+            keep = [row for row, own_id in enumerate(ids) if wanted(own_id)]
             if not keep:
                 continue
             lists = batch.column("messages")

@@ -54,11 +54,11 @@ class Tally:
         self.tokens += length
         self.longest = max(self.longest, length)
 
-    def drop(self, reason: str, source: str, detail: str = "", id: str = "") -> None:
+    def drop(self, reason: str, source: str, detail: str = "", own_id: str = "") -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         examples = self.examples.setdefault(reason, [])
         if len(examples) < EXAMPLES:
-            entry = {"source": source, "id": id, "detail": detail}
+            entry = {"source": source, "id": own_id, "detail": detail}
             examples.append({name: text for name, text in entry.items() if text})
 
     @property

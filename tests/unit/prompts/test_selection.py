@@ -66,7 +66,7 @@ def test_id_depends_on_dataset_own_id_content_and_count():
         prompt_id("d", Conversation(input_ids=[1, 2], loss_mask=[1, 1])),
     }
     assert len(ids) == 9
-    assert all(len(id) == 32 and int(id, 16) >= 0 for id in ids)
+    assert all(len(own_id) == 32 and int(own_id, 16) >= 0 for own_id in ids)
 
 
 def test_ids_never_change():
@@ -77,13 +77,13 @@ def test_ids_never_change():
 
 
 @given(st.text(alphabet="0123456789abcdef", min_size=32, max_size=32), st.integers(1, 1000))
-def test_shard_is_in_range(id, shards):
-    assert 0 <= shard_of(id, shards) < shards
+def test_shard_is_in_range(own_id, shards):
+    assert 0 <= shard_of(own_id, shards) < shards
 
 
 def test_seeds_make_other_orders():
     ids = [prompt_id("d", asks(str(n))) for n in range(50)]
-    one, again, other = (sorted(ids, key=lambda id: seeded_order(seed, id)) for seed in (1, 1, 2))
+    one, again, other = (sorted(ids, key=lambda own_id: seeded_order(seed, own_id)) for seed in (1, 1, 2))
     assert one == again != other
 
 

@@ -53,7 +53,7 @@ class Conversation:
     loss_mask: list[int] | None = None
 
 
-def to_conversation(value: Any, format: str, fields: Fields, answers: bool = True) -> Conversation:
+def to_conversation(value: Any, form: str, fields: Fields, answers: bool = True) -> Conversation:
     """The conversation of one row. `answers`: whether those of the source matter (class A). Raises Defect."""
     if isinstance(value, str):
         value = {"text": value}
@@ -66,7 +66,7 @@ def to_conversation(value: Any, format: str, fields: Fields, answers: bool = Tru
         if isinstance(columns.look(name), list | dict | bytes) and columns.look(name):
             raise Defect("media", f"column `{name}`")
     reading = Reading(fields.role, fields.content, answers)
-    conversation = _READERS[detect(columns) if format == "auto" else format](columns, reading)
+    conversation = _READERS[detect(columns) if form == "auto" else form](columns, reading)
     row_id = columns.get("id")
     if isinstance(row_id, str | int) and not isinstance(row_id, bool):
         conversation.row_id = str(row_id)
@@ -101,11 +101,11 @@ def detect(columns: Columns) -> str:
         return "prompt_response"
     if columns.has("replies", "children") or (isinstance(columns.look("prompt"), dict)):
         return "tree"
-    for format in ("instruction", "question_answer", "prompt_response", "text"):
+    for form in ("instruction", "question_answer", "prompt_response", "text"):
         # Beside a question, `query` is what answers it: SQL, or what to search for.
-        names = [name for name in _PROMPT_OF[format] if name != "query" or not columns.has("question")]
+        names = [name for name in _PROMPT_OF[form] if name != "query" or not columns.has("question")]
         if any(isinstance(columns.look(name), str) for name in names):
-            return format
+            return form
     if _is_texts(columns.look("question")):
         return "question_answer"
     if isinstance(turns, str) and transcripts.turns_in(turns) is not None:

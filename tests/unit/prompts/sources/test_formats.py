@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 from scripts.lib.config.model import Fields
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
+from scripts.lib.prompts.sources.formats import FORMATS as FORMATS_OF_THE_READER
 from scripts.lib.prompts.sources.formats import to_conversation
 from scripts.lib.prompts.sources.turns import split_thought
 
 
-def turns(row, format="auto", **fields):
+def turns(row, form="auto", **fields):
     """`[(role, content)]` of a row."""
-    return [(m.role, m.content) for m in to_conversation(row, format, Fields(**fields)).messages]
+    return [(m.role, m.content) for m in to_conversation(row, form, Fields(**fields)).messages]
 
 
-def defect(row, format="auto", **fields):
+def defect(row, form="auto", **fields):
     with pytest.raises(Defect) as raised:
-        to_conversation(row, format, Fields(**fields))
+        to_conversation(row, form, Fields(**fields))
     return raised.value.reason
 
 
@@ -245,7 +246,7 @@ def test_columns_that_nobody_reads_are_told():
 
 
 @pytest.mark.parametrize(
-    ("format", "row"),
+    ("form", "row"),
     [
         ("messages", {"messages": [{"role": U, "content": "q"}], "text": "no"}),
         ("text", {"messages": [{"role": U, "content": "no"}], "text": "q"}),
@@ -255,8 +256,8 @@ def test_columns_that_nobody_reads_are_told():
         ("preference", {"prompt": "q", "rejected": "no"}),
     ],
 )
-def test_format_that_is_named_wins(format, row):
-    assert turns(row, format)[0] == (U, "q")
+def test_format_that_is_named_wins(form, row):
+    assert turns(row, form)[0] == (U, "q")
 
 
 def test_fields_override_columns():
@@ -462,13 +463,19 @@ def test_own_id_is_kept():
         assert to_conversation({"prompt": "q", **row_id}, "auto", Fields()).row_id == "7"
 
 
+MARKED = (
+    "user", "assistant", "tool", "tool_call", "### Human: x### Assistant: y", "<s>[INST] x [/INST]", "USER: x", "Q: x\nA: y",
+    '<tool_call>{"name": "f"}</tool_call>', "<tool_call>{", "<tool_response>x</tool_response>", '{"name": "f"}', "false", "[[]]",
+)  # fmt: skip
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(MARKED),
     lambda inner: st.lists(inner, max_size=4)
     | st.dictionaries(
         st.sampled_from(
             ["messages", "conversations", "role", "from", "content", "value", "prompt", "chosen", "text", "input_ids",
-             "labels", "loss_mask", "tools", "instances", "history", "replies", "type", "tool_calls", "input", "x"]
+             "labels", "loss_mask", "tools", "instances", "history", "replies", "type", "tool_calls", "input", "x",
+             "question", "answer", "context", "choices", "label", "weight", "train", "chat_template_kwargs", "completion",
+             "name", "function", "arguments", "user", "bot", "xml_tools", "custom_instructions", "parent_id"]
         ),
         inner,
         max_size=4,
@@ -477,9 +484,9 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@given(json_values, st.sampled_from(["auto", "messages", "tree", "tokens", "preference", "pairs", "instruction"]))
-def test_any_json_value_is_a_conversation_or_a_defect(value, format):
+@given(json_values, st.sampled_from(sorted(FORMATS_OF_THE_READER | {"auto"})), st.booleans())
+def test_any_json_value_is_a_conversation_or_a_defect(value, form, answers):
     try:
-        to_conversation(value, format, Fields())
+        to_conversation(value, form, Fields(), answers)
     except Defect:
         pass
