@@ -7,7 +7,8 @@ failure: it would prove nothing.
 | words | what must hold |
 |---|---|
 | `supervised ⟦text⟧ for row 1` | the supervised text of the sample of that row |
-| `"supervised": [texts]` | each is a part of what is supervised, for every input |
+| `"supervised": [texts]`, `"not_supervised": [texts]` | each is a part of what is supervised, for every input, or of nothing |
+| `"messages": [[role, text], ...]`, `"rows": 3`, `"kept": 2`, `"reasons": {...}`, `"changes": {...}` | of the prompts, of report.json; under `"A"` or `"B"` of that class |
 | `{"name": ..., "arguments": ...}` | every sample supervises this call |
 | `user: ... / assistant: ...` | a prompt of class A has these turns |
 | `the same samples as from a.jsonl` or `"same_ids_as": "a.jsonl"` | the other files give its ids and masks |
@@ -26,7 +27,7 @@ failure: it would prove nothing.
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,31 +71,38 @@ def claim(pattern: str) -> Callable[[Checker], Checker]:
 
 def judge(case: Case) -> Problems:
     """What of the case's expectation does not hold."""
-    problems: Problems = []
-    for runs, key, text in _texts(case):
-        if isinstance(text, list):
-            problems += _supervised_parts(runs, text)
-        elif key == "same_ids_as":
-            problems += _same(case, runs, [text.split()[0]])
-        elif "prompt" in key and (path := case.folder / text.split()[0].rstrip(":,")).suffix == ".json":
-            problems += _last_prompts(runs, path)
-        else:
-            problems += [f"{key}: {problem}" if key else problem for problem in _either(case, runs, text)]
-    return problems
-
-
-def _texts(case: Case) -> Iterator[tuple[list[Run], str, Any]]:
-    """(runs that a text is about, its key, the text). Keys of inputs that aren't there are passed over."""
     every = [run for runs in case.runs.values() for run in runs]
-    if not isinstance(case.expected, dict):
-        yield every, "", case.expected
-        return
-    keyed = any(key in case.runs for key in case.expected)
-    for key, text in case.expected.items():
-        if key in case.runs:
-            yield case.runs[key], key, text
-        elif not keyed or isinstance(text, list):
-            yield every, "" if key == "all" else key, text
+    return _judge(case, every, "", case.expected)
+
+
+def _judge(case: Case, runs: list[Run], key: str, value: Any) -> Problems:
+    """The claims of `value`, which stands under `key`, about these runs."""
+    where = f"{key}: " if key not in ("", "all") else ""
+    if _is_value(key, value):
+        return [where + problem for problem in VALUES[key](runs, value)]
+    if isinstance(value, dict):
+        return _judge_keys(case, runs, value)
+    if key == "same_ids_as":
+        return _same(case, runs, [value.split()[0]])
+    if "prompt" in key and (path := case.folder / value.split()[0].rstrip(":,")).suffix == ".json":
+        return _last_prompts(runs, path)
+    if isinstance(value, str):
+        return [where + problem for problem in _either(case, runs, value)]
+    return [f"{where}nothing here that can be checked: {value!r}"]
+
+
+def _judge_keys(case: Case, runs: list[Run], values: dict[str, Any]) -> Problems:
+    """Keys name inputs, or what must hold; inputs that aren't there are passed over where others are."""
+    inputs = {key for key, value in values.items() if key in case.runs and not _is_value(key, value)}
+    problems: Problems = []
+    for key, value in values.items():
+        if key in inputs:
+            problems += _judge(case, case.runs[key], key, value)
+        elif key in ("A", "B"):
+            problems += _judge(case, _class(runs, key), key, value)
+        elif not inputs or key == "all" or _is_value(key, value):
+            problems += _judge(case, runs, key, value)
+    return problems
 
 
 def _either(case: Case, runs: list[Run], text: str) -> Problems:
@@ -121,6 +129,45 @@ def _class(runs: list[Run], data_class: str) -> list[Run]:
 
 def _answered(runs: list[Run]) -> list[Run]:
     return _class(runs, "A") or [run for run in runs if run.completions]
+
+
+def _is_value(key: str, value: Any) -> bool:
+    return key in VALUES and not isinstance(value, str)
+
+
+def _turns_of(runs: list[Run], right: list) -> Problems:
+    """`messages`: the turns of all prompts as [role, text], or of the only one."""
+    right = [right] if right and isinstance(right[0][0], str) else right
+    wanted = sorted([tuple(turn) for turn in turns] for turns in right)
+    problems = []
+    for run in runs:
+        found = sorted([(m.role, m.content) for m in prompt.messages] for prompt in run.prompts)
+        problems += [f"{run.name}: {found or run.error}, right is {wanted}"] * (found != wanted)
+    return problems
+
+
+def _figure(name: str) -> Callable[[list[Run], Any], Problems]:
+    def check(runs: list[Run], right: int) -> Problems:
+        return [
+            f"{run.name}: {run.report.get(name)} {run.error}, right is {right}"
+            for run in runs
+            if run.report.get(name) != right
+        ]
+
+    return check
+
+
+def _counts(kind: str) -> Callable[[list[Run], Any], Problems]:
+    def check(runs: list[Run], right: dict[str, int]) -> Problems:
+        found = [{name: entry["count"] for name, entry in run.report.get(kind, {}).items()} for run in runs]
+        return [f"{run.name}: {counts}, right is {right}" for run, counts in zip(runs, found) if counts != right]
+
+    return check
+
+
+def _unlearnt_parts(runs: list[Run], parts: list[str]) -> Problems:
+    found = [(run, text) for run in _answered(runs) for sample in run.samples for text in run.supervised(sample)]
+    return [f"{run.name}: supervised: {part}" for part in parts for run, text in found if part in text]
 
 
 @claim(r"supervised ⟦(.+?)⟧(?: for row (\d+))?")
@@ -425,3 +472,15 @@ def _stops(case: Case, runs: list[Run], match: re.Match) -> Problems:
     if len(answered) == int(match[2]) and match[1] in outcomes:
         return []
     return [f"outcomes {outcomes}, right is {match[1]} after {match[2]} answers"]
+
+
+# Keys whose values are no words.
+VALUES: dict[str, Callable[[list[Run], Any], Problems]] = {
+    "supervised": _supervised_parts,
+    "not_supervised": _unlearnt_parts,
+    "messages": _turns_of,
+    "rows": _figure("rows"),
+    "kept": _figure("kept"),
+    "reasons": _counts("reasons"),
+    "changes": _counts("changes"),
+}
