@@ -61,6 +61,7 @@ class Answer:
     matched_stop: int | None = None
     text: str | None = None
     reasoning: str | None = None
+    reasoning_tokens: int | None = None  # of the thought, shown or not, as the API counted them
     prompt_tokens: int | None = None  # as the engine counted them
     output_tokens: int | None = None
     model: str = ""

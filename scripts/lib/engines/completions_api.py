@@ -11,7 +11,13 @@ from scripts.lib.engines.values import as_count, as_object, as_objects, as_text,
 _NOT_A_NUMBER = re.compile(r"\bnan\b", re.IGNORECASE)
 _BROKEN = ("error", "repetition")  # of vLLM 0.32; `abort` is what ends a request whose client has gone
 _TEXT_PARTS, _THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning", "thought")
-_FINISHED = ("stop", "length", "content_filter", "tool_calls")
+# Why an answer ended, in the words of servers and gateways, in lower case.
+_FINISHED = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "stop_token", "end_turn"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_new_tokens", "max_output_tokens"), "length"),
+    **dict.fromkeys(("content_filter", "safety", "refusal", "recitation", "prohibited_content"), "content_filter"),
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use"), "tool_calls"),
+}
 
 
 def read_choice(reply: Reply, now: float) -> tuple[dict, dict, dict] | Failure:
@@ -37,10 +43,10 @@ def read_choice(reply: Reply, now: float) -> tuple[dict, dict, dict] | Failure:
     ):
         return failure
     finish = choice.get("finish_reason")
-    if finish == "function_call":
-        choice["finish_reason"] = finish = "tool_calls"
-    if finish not in _FINISHED:
+    meaning = _FINISHED.get((as_text(finish) or "").lower())
+    if meaning is None:
         return Failure("retry", f"no finish reason but {shown(finish)}", billed=True, odd=finish in _BROKEN)
+    choice["finish_reason"] = meaning
     return body, choice, as_object(choice.get("message"))
 
 

@@ -109,11 +109,13 @@ class OpenAI(Adapter):
         if isinstance(texts, Failure):
             return texts
         usage = as_object(body.get("usage"))
+        details = as_object(usage.get("completion_tokens_details"))
         cost, elsewhere = read_cost(usage)
         answer = Answer(
             choice["finish_reason"],
             text=texts[0],
             reasoning=texts[1],
+            reasoning_tokens=as_count(details.get("reasoning_tokens", usage.get("reasoning_tokens"))),
             prompt_tokens=as_count(usage.get("prompt_tokens")),
             output_tokens=as_count(usage.get("completion_tokens")),
             model=model,

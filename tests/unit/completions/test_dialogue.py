@@ -434,3 +434,16 @@ def test_a_turn_knows_its_engine_its_model_and_what_it_used_of_a_budget():
     step = dialogue.answered(one, request, rest, "http://e", 1.0)
     (turn,) = step.completion.turns
     assert turn.billed_tokens == 70 + len(answer.output_ids) + len(request.prompt_ids) + len(rest.output_ids)
+
+
+@pytest.mark.parametrize("family", ["kimi-k2.5", "kimi-k2.5-instant", "llama-3.1"])
+@pytest.mark.parametrize(
+    ("reasoning", "tokens", "refused"), [(None, 55, True), (" ", 55, True), (None, 0, False), (None, None, False)]
+)
+def test_an_answer_whose_thought_is_hidden_is_refused(family, reasoning, tokens, refused):
+    """Its ids would say that there was none."""
+    dialogue, one = rules(families.target(family)), work()
+    answer = Answer("stop", text="Four.", reasoning=reasoning, reasoning_tokens=tokens)
+    step = dialogue.answered(one, dialogue.next_request(one), answer, "http://u0", 1.0)
+    assert isinstance(step, Failure) == refused
+    assert not refused or "55 tokens of a thought that it doesn't show" in step.reason

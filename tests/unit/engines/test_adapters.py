@@ -510,3 +510,44 @@ def test_without_a_seed_none_is_sent(engine):
 
 def test_llamacpp_draws_its_own_seed_when_none_is_sent():
     assert isinstance(adapter(kind="llamacpp").read(request(seed=None), reply("llamacpp_stop"), 0.0), Answer)
+
+
+@pytest.mark.parametrize(
+    ("told", "means"),
+    [
+        ("eos", "stop"),  # Together (openai-dotnet PR 267)
+        ("eos_token", "stop"),  # TGI (dstack PR 2229)
+        ("stop_sequence", "stop"),
+        ("end_turn", "stop"),  # Bedrock's gateway (its issue 11)
+        ("STOP", "stop"),  # Gemini
+        ("MAX_TOKENS", "length"),
+        ("max_tokens", "length"),
+        ("SAFETY", "content_filter"),
+        ("tool_use", "tool_calls"),
+        ("function_call", "tool_calls"),
+    ],
+)
+def test_gateways_have_their_own_words_for_the_end(told, means):
+    """An answer that was taken for none would be paid six times."""
+    answer = adapter(kind="openai", endpoints=["https://x"]).read(request(), hosted_reply(finish_reason=told), 0.0)
+    assert answer.finish_reason == means
+
+
+@pytest.mark.parametrize("told", ["model_length_unknown", "", 7, ["stop"], {"type": "stop"}, "abort", "cancelled"])
+def test_an_unknown_end_is_no_answer(told):
+    failure = adapter(kind="openai", endpoints=["https://x"]).read(request(), hosted_reply(finish_reason=told), 0.0)
+    assert (failure.kind, failure.billed) == ("retry", True)
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"completion_tokens_details": {"reasoning_tokens": 55}}, 55),
+        ({"reasoning_tokens": 7}, 7),
+        ({"completion_tokens_details": None}, None),
+        ({"completion_tokens_details": {"reasoning_tokens": "many"}}, None),
+    ],
+)
+def test_the_tokens_of_a_hidden_thought_are_read(usage, tokens):
+    answer = adapter(kind="openai", endpoints=["https://x"]).read(request(), hosted_reply(usage=usage), 0.0)
+    assert answer.reasoning_tokens == tokens
