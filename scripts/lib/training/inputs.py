@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Sample
+from scripts.lib.prompts.sources.folders import files_below
 from scripts.lib.training import manifest
 from scripts.lib.training.base_gates import BaseGates, Limits, Tokens
 
@@ -53,18 +54,15 @@ def base_files(folder: Path) -> list[MergedFile]:
     """
     if not folder.is_dir():
         raise UserError(f"merge.base: {folder}: no such folder")
-    recorded: dict[str, str] = {}
-    if (folder / manifest.MANIFEST).is_file():
-        recorded = {part.file: part.sha256 for part in manifest.read_manifest(folder).parts}
-        paths = [folder / name for name in recorded]
-    else:
-        paths = sorted(path for path in folder.rglob("*.parquet") if _meant(path.relative_to(folder)))
+    ours = _manifest_of_ours(folder)
+    paths = _paths(folder, ours)
     if not paths:
         raise UserError(f"merge.base: {folder}: holds no .parquet file")
+    recorded = {part.sha256 for part in ours.parts} if ours else set()
     sources = []
     for path in paths:
         source = _describe(path, str(path.relative_to(folder)), "base")
-        if source.sha256 != recorded.get(path.name, source.sha256):
+        if ours and source.sha256 not in recorded:
             raise UserError(f"{path}: its sha256 differs from the manifest's: the base corpus is damaged")
         with records.open_parquet(path) as file:
             names = file.schema_arrow.names
@@ -76,9 +74,26 @@ def base_files(folder: Path) -> list[MergedFile]:
     return sources
 
 
-def _meant(path: Path) -> bool:
-    """Not hidden (downloads and jobs leave halves there), and not the rejects of a validation, which failed its gates."""
-    return not any(part.startswith(".") for part in path.parts) and not path.name.endswith(".rejects.parquet")
+def _manifest_of_ours(folder: Path) -> manifest.Manifest | None:
+    """The manifest of a corpus of ours, or of its `datasets` export; None in a folder of others, whatever they call so."""
+    path = folder / manifest.MANIFEST
+    if not path.is_file() or not {"schema_version", "parts"} <= durable.read_json(path).keys():
+        return None
+    return manifest.read_manifest(folder)
+
+
+def _paths(folder: Path, ours: manifest.Manifest | None) -> list[Path]:
+    """The Parquet files of a base. Rejects of a validation are none: they failed its gates."""
+    if ours and (folder / ours.parts[0].file).exists():
+        return [folder / part.file for part in ours.parts]
+    below = [Path(path) for path in files_below(str(folder)) if path.endswith(".parquet")]
+    paths = [path for path in below if not path.name.endswith(".rejects.parquet")]
+    if ours and len(paths) != len(ours.parts):
+        raise UserError(
+            f"merge.base: {folder}: holds {len(paths)} of the {len(ours.parts)} parts of its manifest: "
+            "the base corpus is damaged"
+        )
+    return paths
 
 
 def _describe(path: Path, name: str, kind: str) -> MergedFile:

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections import Counter
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from scripts.lib.training.inputs import base_files, batches
 from scripts.lib.training.merge import merge
 from scripts.lib.training.verify import verify
 from scripts.lib.validated.gates import Gates
-from tests.corpora import TARGET, config, corpus, rows_of, sample, shard, summary_of
+from tests.corpora import TARGET, config, corpus, rows_of, sample, shard, shards, summary_of
 
 
 def foreign(tmp_path, **columns):
@@ -280,6 +281,44 @@ def test_folders_without_a_corpus(tmp_path):
         base_files(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no \.parquet file"):
         base_files(tmp_path)
+
+
+def test_files_behind_links_are_read_once(tmp_path):
+    """A cache of downloads and a second disk are folders of links."""
+    ids, masks = map(list, zip(*GOOD[:3]))
+    (tmp_path / "disk").mkdir()
+    pq.write_table(pa.table({"input_ids": ids, "loss_mask": masks}), tmp_path / "disk/blob.parquet")
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "more").symlink_to(tmp_path / "disk")
+    (base / "again.parquet").symlink_to(tmp_path / "disk/blob.parquet")
+    (base / "round").symlink_to(base)
+    assert sum(file.rows for file in base_files(base)) == 3
+    (base / "lost.parquet").symlink_to(tmp_path / "gone.parquet")
+    with pytest.raises(UserError, match=r"lost\.parquet"):
+        base_files(base)
+
+
+def test_a_manifest_of_others_is_none_of_ours(tmp_path):
+    base = foreign(tmp_path, input_ids=IDS, loss_mask=MASK)
+    (base / "manifest.json").write_text('{"files": ["train-00000.parquet"], "schema_version": 7}')
+    _, rows = merged(tmp_path, base)
+    assert len(rows) == 3
+
+
+def test_the_datasets_export_of_a_corpus_can_be_the_base_of_another(tmp_path):
+    corpus(tmp_path / "old", config(("old",), rows_per_part=30), shards(tmp_path / "old/validated", 20, ("old",)))
+    exported = tmp_path / "export"
+    (exported / "data").mkdir(parents=True)
+    parts = sorted((tmp_path / "old/training").glob("part-*.parquet"))
+    for number, part in enumerate(parts):
+        shutil.copy(part, exported / f"data/train-{number:05d}-of-{len(parts):05d}.parquet")
+    shutil.copy(tmp_path / "old/training/manifest.json", exported)
+    _, rows = merged(tmp_path, exported)
+    assert len(rows) == 40
+    (exported / "data/train-00001-of-00002.parquet").unlink()
+    with pytest.raises(UserError, match="holds 1 of the 2 parts of its manifest"):
+        base_files(exported)
 
 
 def test_a_damaged_corpus_of_ours_is_refused(tmp_path):
