@@ -242,5 +242,7 @@ class ShardAnswers:
 
 
 def _done(completion: Completion, ended: Ended, endpoint: str) -> Done:
-    *sums, billed_tokens = ended
-    return Done(completion.id, *sums, endpoint, billed_tokens, completion.taken_from)
+    outcome, input_tokens, output_tokens, cost_usd, billed_tokens = ended
+    return Done(
+        completion.id, outcome, input_tokens, output_tokens, cost_usd, endpoint, billed_tokens, completion.taken_from
+    )

@@ -262,7 +262,7 @@ def history(messages: Sequence[Message], turns: Sequence[Turn]) -> list[Message]
             turn = next(answers, None)
             if turn is None:
                 break
-            past.append(Message("assistant", turn.content, turn.reasoning))
+            past.append(Message("assistant", turn.text, turn.reasoning))
     return past
 
 

@@ -123,7 +123,7 @@ def conversation(messages: list[Message], turns: list[Turn]) -> list[Message]:
             continue
         whole.append(message)
         if message.role == "user" and (turn := next(answers, None)) is not None:
-            whole.append(Message("assistant", turn.content, turn.reasoning))
+            whole.append(Message("assistant", turn.text, turn.reasoning))
     return whole
 
 

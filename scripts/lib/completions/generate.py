@@ -257,12 +257,12 @@ class Generation:
             step = await self._ask(work, request, Payment(self.account, self.meter, reserved))
             if self._forget_tainted(work):
                 continue
-            if step.kind == "turn":
-                self.answers.turn(work.prompt.id, step.turn)
-            elif step.kind == "part":
+            if step.turn is None:
+                return step
+            if step.kind == "part":
                 self.answers.part(work.prompt.id, step.turn)
             else:
-                return step
+                self.answers.turn(work.prompt.id, step.turn)
 
     async def _ask(self, work: Work, request: Request, payment: Payment) -> Step:
         """Send one request and see what its answer or failure means."""

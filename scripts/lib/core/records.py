@@ -151,6 +151,12 @@ class Turn:
     served_model: str = ""  # as it was asked for
     billed_tokens: int = 0  # prompt and output as the endpoint counted them; 0 where nobody noted it
 
+    @property
+    def text(self) -> str:
+        """`content`, once the ids are decoded."""
+        assert self.content is not None
+        return self.content
+
 
 @dataclass(slots=True)
 class Completion:

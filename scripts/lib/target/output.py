@@ -178,10 +178,10 @@ def thought_length(target: Target, ids: Sequence[int]) -> int:
     if target.think_texts is None:
         closing = target.think_close_id
         return list(ids).index(closing) + 1 if closing is not None and closing in ids else 0
-    closing = target.think_texts[1]
-    if closing not in target.decode(ids):
+    tag = target.think_texts[1]
+    if tag not in target.decode(ids):
         return 0
-    return bisect.bisect_left(range(len(ids)), True, key=lambda end: closing in target.decode(ids[: end + 1])) + 1
+    return bisect.bisect_left(range(len(ids)), True, key=lambda end: tag in target.decode(ids[: end + 1])) + 1
 
 
 def thinks_already(target: Target, prompt_ids: Sequence[int]) -> bool:
@@ -204,7 +204,8 @@ def _opens(target: Target, ids: list[int]) -> bool:
 
 
 def _after_opening(target: Target, ids: list[int]) -> list[int]:
-    return ids[ids.index(target.think_open_id) + 1 :] if _opens(target, ids) else ids
+    opening = target.think_open_id
+    return ids[ids.index(opening) + 1 :] if opening is not None and _opens(target, ids) else ids
 
 
 def _split_harmony(target: Target, ids: list[int], tools: tuple[int, ...]) -> Output:

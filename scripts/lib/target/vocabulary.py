@@ -29,10 +29,21 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class Vocabulary(Protocol):
     """A tokenizer and its chat template, of either kind below."""
 
-    template: str
-    special_tokens: dict[str, str]  # by name: bos_token, eos_token, ...
-    added: dict[int, AddedToken]
-    backend: Tokenizer | None  # None for a tokenizer in Python
+    @property
+    def template(self) -> str: ...
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """By name: bos_token, eos_token, ..."""
+        ...
+
+    @property
+    def added(self) -> dict[int, AddedToken]: ...
+
+    @property
+    def backend(self) -> Tokenizer | None:
+        """None for a tokenizer in Python."""
+        ...
 
     def id_of(self, name: str) -> int | None:
         """Id of a named special token."""
@@ -94,11 +105,12 @@ class RemoteVocabulary:
         from transformers import AutoTokenizer
 
         try:
-            self._hf = hf = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
+            hf: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
         except ImportError as error:
             raise UserError(
                 f"{directory}: the tokenizer's code needs a package that isn't installed: {error}"
             ) from None
+        self._hf = hf
         self.template = hf.chat_template
         self.special_tokens = hf.special_tokens_map
         self.added = hf.added_tokens_decoder

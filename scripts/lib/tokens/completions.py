@@ -65,7 +65,7 @@ def kept_turns(completion: Completion, dataset: Dataset) -> list[int]:
     return [
         number
         for number, turn in enumerate(completion.turns)
-        if not any(getattr(dataset, policy) == "drop" for policy in map(POLICIES.get, turn_outcomes(turn)))
+        if not any(getattr(dataset, POLICIES[outcome]) == "drop" for outcome in turn_outcomes(turn))
     ]
 
 
@@ -74,7 +74,7 @@ def turn_outcomes(turn: Turn) -> list[str]:
     outcomes = []
     if turn.finish_reason == "length":
         outcomes.append("length")
-    if turn.reasoning is not None and not turn.content.strip():
+    if turn.reasoning is not None and not turn.text.strip():
         outcomes.append("reasoning_only")
     return outcomes
 

@@ -35,8 +35,8 @@ def arrow(name: str, raw: BinaryIO) -> Iterator[Row]:
             batches: Iterator[Any] = (file.get_batch(index) for index in range(file.num_record_batches))
             schema = file.schema
         else:
-            batches = pa.ipc.open_stream(raw)
-            schema = batches.schema
+            stream = pa.ipc.open_stream(raw)
+            batches, schema = iter(stream), stream.schema
         parts = (batch.slice(start, BATCH_ROWS) for batch in batches for start in range(0, batch.num_rows, BATCH_ROWS))
         yield from _rows(name, schema, parts)
     except (pa.ArrowException, OSError) as error:

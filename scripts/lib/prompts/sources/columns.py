@@ -176,9 +176,8 @@ def _shortest(value: float, kind: pa.DataType) -> float:
 
 def _time(value: datetime.datetime, kind: pa.DataType) -> str:
     """Arrow's JSON reader, which `datasets` uses, makes timestamps of whole seconds of texts such as `2024-01-31`."""
-    if kind == _SECONDS and value.time() == datetime.time():
-        value = value.date()
-    return value.isoformat()
+    day = kind == _SECONDS and value.time() == datetime.time()
+    return (value.date() if day else value).isoformat()
 
 
 def _seconds(value: datetime.timedelta, kind: pa.DataType) -> int | float:

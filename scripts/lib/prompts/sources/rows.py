@@ -9,7 +9,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.prompts.sources.compression import COMPRESSIONS, Members, is_compressed
@@ -69,10 +69,10 @@ def _columnar(kind: str) -> Callable[[str, BinaryIO], Iterator[Row]]:
 
 def content(name: str, kind: str, raw: BinaryIO) -> io.BufferedReader:
     """What a text file holds, unpacked. Raises UserError when it is not what its name says."""
-    stream = io.BufferedReader(raw, CHUNK_BYTES)  # type: ignore[arg-type]
+    stream: io.BufferedReader[Any] = io.BufferedReader(cast(io.RawIOBase, raw), CHUNK_BYTES)
     layers = 0
     while is_compressed(head := stream.peek(HEAD_BYTES)) and layers < MOST_LAYERS:
-        stream = io.BufferedReader(Members(stream), CHUNK_BYTES)  # type: ignore[arg-type]
+        stream = io.BufferedReader(Members(stream), CHUNK_BYTES)
         layers += 1
     if found := disguise(head, kind):
         raise UserError(f"{name}: {found}")
