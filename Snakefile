@@ -44,7 +44,7 @@ for name in "target prompts environments completions tokens validated training h
 
 onstart:
     try:
-        PLAN.write_config()
+        PLAN.begin()
     except UserError as error:
         raise WorkflowError(str(error)) from None
     uploads(BESIDE_THE_RUN)

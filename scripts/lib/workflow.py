@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.lib.completions.adoption import adopt
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import EXPORT_FORMATS, Config
 from scripts.lib.config.stage_settings import stage_settings
@@ -91,9 +92,13 @@ class RunPlan:
     def hidden_states_size(self) -> str:
         return hidden_states.dry_run(self.config, RESULTS.training)
 
-    def write_config(self) -> None:
-        """For the jobs. Raises UserError."""
+    def begin(self) -> None:
+        """Before the first job: its configuration is written, and shards that Snakemake would delete are kept.
+
+        Raises UserError.
+        """
         try:
             durable.write_json(RESULTS.state.config, self.config.model_dump(mode="json", by_alias=True))
+            adopt(RESULTS)
         except OSError as error:
             raise UserError(explain(error)) from None

@@ -66,7 +66,19 @@ def test_a_disk_that_takes_no_configuration_is_named(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").write_text("in the way")
     with pytest.raises(UserError, match="results"):
-        made.write_config()
+        made.begin()
+
+
+def test_a_shard_that_was_put_back_is_kept_before_its_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake deletes it as an output of the job that would look for its answers."""
+    made = work(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    declared = tmp_path / "results/completions/d/000.parquet"
+    declared.parent.mkdir(parents=True)
+    declared.write_bytes(b"answers")
+    made.begin()
+    declared.unlink()
+    assert (tmp_path / "results/state/completions/d/000.parquet").read_bytes() == b"answers"
 
 
 def test_each_export_has_a_rule(tmp_path: Path) -> None:

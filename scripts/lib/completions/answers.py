@@ -8,8 +8,9 @@ they cost money. A resume reads all three by id.
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -33,6 +34,17 @@ class Partial:
     part: Turn | None = None
 
 
+class Borrowed(NamedTuple):
+    """An answer in a finished file of another shard, or to another prompt of the same words."""
+
+    file: FinishedFile
+    row: int
+    ended: Ended
+
+    def completion(self, prompt_id: str, dataset: str) -> Completion:
+        return replace(self.file.read(self.row), id=prompt_id, dataset=dataset, taken_from=str(self.file.path))
+
+
 class ShardAnswers:
     """All answers of one shard. The only writer of its journal while it lives."""
 
@@ -43,16 +55,17 @@ class ShardAnswers:
         shard: str,
         identity: dict,
         add_text: Callable[[Turn], None],
+        made_from: str = "",
     ) -> None:
         """Open the journal and the finished file; raises UserError when they are of other settings.
 
         The journal holds what can't be had twice: ids, not the text that they say nor the prompt's messages.
-        `add_text` gives a turn its text for the finished file.
+        `add_text` gives a turn its text for the finished file; `made_from` is `prompts.shard.made_from` of the prompts.
         """
         self.dataset, self.identity, self._add_text = dataset, identity, add_text
         paths = State(state)
         self.finished_path, self.unused_path = paths.finished(dataset, shard), paths.unused(dataset, shard)
-        self.journal = Journal(paths.journal(dataset, shard), identity, f"shard {dataset}/{shard}")
+        self.journal = Journal(paths.journal(dataset, shard), identity, f"shard {dataset}/{shard}", made_from=made_from)
         try:
             for path in (self.finished_path, self.unused_path):
                 durable.remove_remains(path)
@@ -60,12 +73,13 @@ class ShardAnswers:
             self.partial: dict[str, Partial] = {}
             self.totals = Totals()
             self.arrived: dict[str, int] = {}  # where in the journal the outcomes lie
+            self.elsewhere: dict[str, Borrowed] = {}  # answers that lie in other files of the run
             self._unproven: dict[str, array] = {}  # by endpoint, where its answers since its last good canary lie
             self.journal.recover(self._take)
             self.totals.merge(self.finished.totals)
             self._check()
-            if self.journal.recorded not in (None, identity):
-                self.journal.replace([])  # nothing but a header of other settings
+            if self.journal.recorded is not None and self.journal.empty:
+                self.journal.replace([])  # its header may be of other settings or prompts
             self.journal.begin()
         except BaseException:
             self.journal.close()
@@ -129,7 +143,7 @@ class ShardAnswers:
         for prompt_id in prompt_ids(prompts):
             total += 1
             answered += prompt_id in self
-        if not self.unused.rows and answered == self.totals.outcomes.total():
+        if not self.unused.rows and not self.elsewhere and answered == self.totals.outcomes.total():
             return total, answered, self.totals
         # Prompts have left the shard since, or have come back.
         return total, answered, self._sums(set(prompt_ids(prompts)))
@@ -147,10 +161,14 @@ class ShardAnswers:
                 if prompt_id in left:
                     left.discard(prompt_id)
                     sums.add(ended)
+        for prompt_id in left & self.elsewhere.keys():
+            sums.add(self.elsewhere[prompt_id].ended, "elsewhere")
         return sums
 
     def __contains__(self, prompt_id: str) -> bool:
-        return prompt_id in self.arrived or prompt_id in self.finished.rows or prompt_id in self.unused.rows
+        return any(
+            prompt_id in places for places in (self.arrived, self.finished.rows, self.unused.rows, self.elsewhere)
+        )
 
     def get(self, prompt_id: str) -> Completion | None:
         """The completion of a prompt, from wherever it lies."""
@@ -161,7 +179,8 @@ class ShardAnswers:
             row = file.rows.get(prompt_id)
             if row is not None:
                 return file.read(row)
-        return None
+        borrowed = self.elsewhere.get(prompt_id)
+        return borrowed.completion(prompt_id, self.dataset) if borrowed else None
 
     def read_journal(self, offset: int) -> Completion:
         """The completion in the record at `offset`, with its texts."""
@@ -175,6 +194,23 @@ class ShardAnswers:
         ended = Ended.of(completion.outcome, completion.turns)
         self.journal.append(_done(completion, ended, endpoint), completion)
         return ended
+
+    def take_over(self, completion: Completion, endpoint: str) -> None:
+        """Journal an outcome that another shard's journal holds; `endpoint` gave it and isn't proven."""
+        offset = self.journal.position
+        self.totals.add(self.done(completion, endpoint), completion.taken_from)
+        self.arrived[completion.id] = offset
+        self._note_endpoint(endpoint, offset)
+
+    def take_over_begun(self, prompt_id: str, partial: Partial) -> None:
+        """Journal the turns of a conversation that was begun elsewhere."""
+        for turn in partial.turns:
+            self._note_endpoint(turn.endpoint, self.journal.position)
+            self.turn(prompt_id, turn)
+        if partial.part:
+            self._note_endpoint(partial.part.endpoint, self.journal.position)
+            self.part(prompt_id, partial.part)
+        self.partial[prompt_id] = partial
 
     def turn(self, prompt_id: str, turn: Turn) -> None:
         """Journal an answered turn of a conversation that goes on."""

@@ -28,12 +28,13 @@ from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.completions.arrivals import ShardArrivals
 from scripts.lib.completions.budget import Account
 from scripts.lib.completions.dialogue import Dialogue, Step
+from scripts.lib.completions.elsewhere import search
 from scripts.lib.completions.finishing import finish
 from scripts.lib.completions.identity import identity
 from scripts.lib.completions.job import ShardJob
 from scripts.lib.completions.payment import Payment
 from scripts.lib.completions.progress import Meter, ProgressFile
-from scripts.lib.completions.reporting import Reporter
+from scripts.lib.completions.reporting import Reporter, say
 from scripts.lib.completions.shard_provenance import shard_provenance
 from scripts.lib.core.errors import DISK_FULL, UserError
 from scripts.lib.core.provenance import differences
@@ -41,7 +42,7 @@ from scripts.lib.core.records import OUTCOMES, read_provenance
 from scripts.lib.engines import adapter_for
 from scripts.lib.engines.base import Answer, Failure, Request
 from scripts.lib.fleet.lease import Lease, lease
-from scripts.lib.prompts.shard import read_prompts
+from scripts.lib.prompts.shard import made_from, read_prompts
 from scripts.lib.target.model import Target, load_target
 from scripts.lib.target.output import add_text
 
@@ -76,8 +77,10 @@ def generate(job: ShardJob) -> None:
         job.shard,
         identity(config, job.dataset, target),
         functools.partial(add_text, target),
+        made_from(job.prompts),
     )
     try:
+        search(job, target, answered, lambda text: say(f"{job.name} {text}"))
         asyncio.run(Generation(job, target, answered).run())
     except Stopped as stop:
         raise SystemExit(128 + stop.number) from None

@@ -56,8 +56,8 @@ def decode(line: bytes) -> tuple[Record, bytes] | None:
         return None
 
 
-def scan(path: Path, begin: int = 0) -> Iterator[Line]:
-    """Yield the lines of a journal from byte `begin` on."""
+def scan(path: Path | int, begin: int = 0) -> Iterator[Line]:
+    """Yield the lines of a journal from byte `begin` on. A descriptor is closed in the end."""
     with open(path, "rb") as file:
         file.seek(begin)
         for line in file:
@@ -67,20 +67,32 @@ def scan(path: Path, begin: int = 0) -> Iterator[Line]:
             begin = end
 
 
+def read_at(file: int, offset: int, path: Path) -> bytes:
+    """JSON of the body of the record at `offset` of an open journal."""
+    line = b""
+    while not line.endswith(b"\n") and (piece := os.pread(file, _PIECE, offset + len(line))):
+        line += piece[: piece.find(b"\n") + 1] or piece
+    record = decode(line)
+    if record is None:
+        raise UserError(f"{path}: the record at byte {offset} was changed while the job ran")
+    return record[1]
+
+
 class Journal:
     """The one writer of a journal. Open it, read it with `scan`, then append."""
 
-    def __init__(self, path: Path, identity: dict, what: str, patience: float = PATIENCE) -> None:
+    def __init__(self, path: Path, identity: dict, what: str, patience: float = PATIENCE, made_from: str = "") -> None:
         """Lock and open the journal, cut its torn tail, and write the header when it is new.
 
-        `identity` are the settings that the answers depend on; `what` names the journal for people.
+        `identity` are the settings that the answers depend on, `made_from` tells the prompts apart from those that the
+        dataset had when they were made otherwise; `what` names the journal for people.
         Raises UserError when another process writes it, or when its records are of another identity
         (use `recorded` to compare before).
         """
         self.path, self.what = path, what
         self.problem: UserError | None = None
         self.damaged = 0  # lines in the middle that can't be read; their prompts are asked again
-        self.identity = identity
+        self.identity, self._header = identity, Header(made_from)
         self.recorded: dict | None = None  # identity in the file, None when it is new
         self._pending: list[bytes] = []
         self._dirty = False
@@ -92,7 +104,7 @@ class Journal:
         except OSError:
             self._lock.close()
             raise
-        self._end = 0
+        self._begin = self._end = 0  # of the records, and of what is written
 
     def recover(self, take: Callable[[int, Record, bytes], None]) -> None:
         """Hand every good record to `take(offset, record, body)`, then cut off what a crash tore."""
@@ -102,7 +114,7 @@ class Journal:
                 damaged += 1
                 continue
             if isinstance(record, Header):
-                self.recorded = orjson.loads(body)
+                self.recorded, self._begin = orjson.loads(body), end
             else:
                 take(begin, record, body)
             # Lines after this one that are all damaged are the torn tail, not damage.
@@ -120,8 +132,8 @@ class Journal:
                 raise UserError(
                     f"{self.path}: its first line is damaged: move the file away; its prompts are asked again"
                 )
-            self._append_now(encode(Header(), self.identity))
-            self.recorded = self.identity
+            self._append_now(encode(self._header, self.identity))
+            self.recorded, self._begin = self.identity, self._end
             self.sync()
             durable.fsync_directory(self.path.parent)
         self._make_reserve()
@@ -129,7 +141,7 @@ class Journal:
     @property
     def empty(self) -> bool:
         """Whether there is nothing in it but the header."""
-        return self._end <= len(encode(Header(), self.recorded or {}))
+        return self._end <= self._begin
 
     @property
     def position(self) -> int:
@@ -180,21 +192,16 @@ class Journal:
 
     def read(self, offset: int) -> bytes:
         """JSON of the body of the record at `offset`."""
-        line = b""
-        while not line.endswith(b"\n") and (piece := os.pread(self._file, _PIECE, offset + len(line))):
-            line += piece[: piece.find(b"\n") + 1] or piece
-        record = decode(line)
-        if record is None:
-            raise UserError(f"{self.path}: the record at byte {offset} was changed while the job ran")
-        return record[1]
+        return read_at(self._file, offset, self.path)
 
     def replace(self, lines: list[bytes]) -> None:
         """Start a new file with these lines in one step, after the old records were made durable elsewhere."""
-        data = b"".join([encode(Header(), self.identity), *lines])
+        header = encode(self._header, self.identity)
+        data = b"".join([header, *lines])
         durable.write_bytes(self.path, data)
         os.close(self._file)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        self._end, self._dirty = len(data), False
+        self._begin, self._end, self._dirty = len(header), len(data), False
 
     def close(self) -> None:
         """Write and sync what is left, and let the lock go."""

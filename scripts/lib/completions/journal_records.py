@@ -24,6 +24,14 @@ class Ended(NamedTuple):
         return cls(outcome, inputs, outputs, sum(turn.cost_usd for turn in turns), sum(map(billed, turns)))
 
 
+class FirstTurn(NamedTuple):
+    """What tells the answers to prompts apart, by their first turn. Digests of 128 bits."""
+
+    prompt_id: str
+    sent: bytes
+    answer: bytes  # of its seed and ids: copies of an answer have the same
+
+
 def billed(turn: Turn) -> int:
     """The tokens that an answer used up of a budget."""
     return turn.billed_tokens or len(turn.prompt_ids) + len(turn.output_ids)
@@ -32,7 +40,7 @@ def billed(turn: Turn) -> int:
 class Header(NamedTuple):
     """The first line. Its body is the identity that the answers were made with."""
 
-    name: str = ""
+    made_from: str = ""  # digest of what the first prompts were made from; journals of before don't tell
 
 
 class Done(NamedTuple):

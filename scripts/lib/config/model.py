@@ -463,7 +463,10 @@ class Config(Section):
         description="Sources by name; the order is the priority when duplicates are dropped."
     )
     shards: int = Field(
-        8, gt=0, le=1000, description="Prompt shards per dataset. Fixed: changing it remakes everything."
+        8,
+        gt=0,
+        le=1000,
+        description="Prompt shards per dataset. Changing it remakes the files of all stages; answers are taken over, not paid again.",
     )
     cleaning: Cleaning = Field(default_factory=Cleaning)
     selection: Selection = Field(default_factory=Selection)

@@ -443,8 +443,12 @@ def read_columns(path: Path | str, names: list[str]) -> Iterator[tuple]:
 def read_provenance(path: Path | str) -> dict:
     """The provenance that the writer stored; {} for a file of someone else."""
     with open_parquet(path) as file:
-        metadata = file.metadata.metadata or {}
-    return orjson.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+        return provenance_in(file)
+
+
+def provenance_in(file: pq.ParquetFile) -> dict:
+    """As `read_provenance`, of an open file."""
+    return orjson.loads((file.metadata.metadata or {}).get(PROVENANCE_KEY, b"{}"))
 
 
 def from_dict(kind: type, row: dict) -> Any:

@@ -1,12 +1,15 @@
 """Stage 1's shards as stage 2 reads them: as cheaply as a prompt that is answered once allows."""
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
-from scripts.lib.core.records import Message, Prompt, open_parquet, read_columns
+from scripts.lib.core.provenance import digest
+from scripts.lib.core.records import Message, Prompt, open_parquet, read_columns, read_provenance
 
 _READ_ROWS = 256  # prompts in memory at once
 _PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
@@ -15,6 +18,34 @@ _PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "promp
 def prompt_ids(path: Path) -> Iterator[str]:
     """The ids of a prompt shard, in order."""
     return (own_id for (own_id,) in read_columns(path, ["id"]))
+
+
+def made_from(path: Path) -> str:
+    """Digest of what the prompts of a shard were made from: other settings or sources may give other ids."""
+    return digest({key: value for key, value in read_provenance(path).items() if key not in ("shard", "code")})
+
+
+def first_prompts(path: Path, wanted: Set[str] | None = None) -> Iterator[tuple[str, bytes]]:
+    """(id, digest of the ids that are sent first) of the wanted prompts, or all. Shards of before don't hold those ids."""
+    with open_parquet(path) as file:
+        if "prompt_ids" not in file.schema_arrow.names:
+            return
+        for batch in file.iter_batches(columns=["id", "prompt_ids"]):
+            for prompt_id, sent in zip(batch.column("id").to_pylist(), id_lists(batch.column("prompt_ids"))):
+                if len(sent) and (wanted is None or prompt_id in wanted):
+                    yield prompt_id, ids_digest(sent)
+
+
+def id_lists(column: pa.ListArray) -> Iterator[np.ndarray]:
+    """The lists of a column of int32, int32 themselves; null ones are empty."""
+    numbers = column.values.to_numpy()
+    return (numbers[begin:end] for begin, end in itertools.pairwise(column.offsets.to_pylist()))
+
+
+def ids_digest(ids: np.ndarray | Sequence[int], seed: int = 0) -> bytes:
+    """128 bits that tell one list of token ids from another, or what was drawn with another seed."""
+    numbers = np.ascontiguousarray(ids, np.int32)
+    return hashlib.blake2b(numbers, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)).digest()
 
 
 def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
@@ -41,7 +72,11 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
             dataset, source, key, tools, tokens = (
                 batch.column(name).to_pylist() for name in ("dataset", "source", "key", "tools", "prompt_tokens")
             )
-            sent: list[list[int]] = _int_lists(batch.column("prompt_ids")) if "prompt_ids" in later else [[]] * len(ids)
+            sent: list[list[int]] = (
+                [ids.tolist() for ids in id_lists(batch.column("prompt_ids"))]
+                if "prompt_ids" in later
+                else [[]] * len(ids)
+            )
             kwargs = batch.column("template_kwargs").to_pylist() if "template_kwargs" in later else [None] * len(ids)
             for row in keep:
                 own = messages[offsets[row] : offsets[row + 1]]
@@ -56,9 +91,3 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
                     sent[row] or None,
                     template_kwargs=kwargs[row],
                 )
-
-
-def _int_lists(column: pa.ListArray) -> list[list[int]]:
-    """The lists of a column of int32; null ones are empty."""
-    numbers = column.values.to_numpy()
-    return [numbers[begin:end].tolist() for begin, end in itertools.pairwise(column.offsets.to_pylist())]

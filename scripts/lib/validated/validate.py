@@ -12,6 +12,7 @@ from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import code_version
 from scripts.lib.core.records import POLICIES, Completion, Reject, Sample
+from scripts.lib.prompts.shard import prompt_ids
 from scripts.lib.target.model import Target
 from scripts.lib.target.reconstruction import reconstruct
 from scripts.lib.validated.gates import Gates
@@ -125,7 +126,7 @@ def account(config: Config, shard: ShardFiles, samples_of: Counter[str]) -> Ledg
     Raises UserError when one got lost, has two outcomes, or when something came from no prompt.
     """
     ledger = Ledger()
-    prompts = set(_ids(shard.prompts))
+    prompts = set(prompt_ids(shard.prompts))
     ledger.prompts = len(prompts)
     _require(shard.tokens, "samples", samples_of.keys() - prompts, "come from no prompt", shard)
     if shard.completions is None:
@@ -164,10 +165,6 @@ def _require(path: Path, things: str, ids: set[str], fault: str, shard: ShardFil
             f"{path}: {len(ids)} {things} of {shard.prompts} {fault}, such as {min(ids)}: "
             "the files are of different runs; delete this one and run again"
         )
-
-
-def _ids(path: Path) -> Iterator[str]:
-    return (id for (id,) in records.read_columns(path, ["id"]))
 
 
 def _outcomes(path: Path) -> Iterator[tuple[str, str, list[str]]]:
