@@ -489,7 +489,7 @@ def _(protocol, generation, dice, now):
 
 @fault("502_echo")
 def _(protocol, generation, dice, now):
-    page = f"<html><body>upstream refused {'x' * 150} authorization: Bearer {generation.key}</body></html>"
+    page = f"<html><body>upstream refused {'x' * 140} authorization: Bearer {generation.key}</body></html>"
     return Wire(page.encode(), 502, {"Content-Type": "text/html"})
 
 
