@@ -178,7 +178,7 @@ def _instruction(columns: Columns, reading: Reading) -> Conversation:
     if isinstance(instances, list) and instances and isinstance(instances[0], dict):  # self-instruct
         first = instances[0]
         given = text_of(first.get("input"))[0]
-        answer = [Message("assistant", text_of(first.get("output"))[0])]
+        answer = _said(first.get("output"), reading)
     if not prompt.strip() and not given.strip():
         raise Defect("missing_field", "neither instruction nor input")
     # Without its input an instruction can't be answered.
@@ -274,7 +274,7 @@ def _preference(columns: Columns, reading: Reading) -> Conversation:
     elif isinstance(chosen, dict) and first_of(chosen, ("role", "from")) is not None:
         answer = to_messages([chosen], reading)
     elif chosen is not None:
-        answer = [Message("assistant", text_of(chosen)[0])]
+        answer = _said(chosen, reading)
     else:
         answer = _answer(columns, reading)
     if not messages:
@@ -349,18 +349,21 @@ def _answer(columns: Columns, reading: Reading) -> list[Message]:
     value = columns.get("response")
     if isinstance(value, dict) and first_of(value, ("content", "value", "text")) is not None:
         value = first_of(value, ("content", "value", "text"))
-    if value is None:
-        return []
     column = columns.get("reasoning")
     if _is_turns(value):
         return to_messages(value, reading)
+    return _said(value, reading, column if isinstance(column, str) and column.strip() else None)
+
+
+def _said(value: Any, reading: Reading, thought: str | None = None) -> list[Message]:
+    """A value that is an answer as a turn; [] where it says nothing."""
     try:
         text, reasoning = text_of(value)
     except Defect:
         if reading.answers:
             raise
         text, reasoning = str(value), ""  # class B cuts it off, whatever it is
-    reasoning = column if isinstance(column, str) and column.strip() else reasoning
+    reasoning = thought or reasoning
     return [Message("assistant", text, reasoning=reasoning or None)] if text.strip() or reasoning else []
 
 

@@ -55,7 +55,7 @@ def to_messages(turns: Any, reading: Reading | None = None) -> list[Message]:
     if isinstance(turns, str):
         turns = _parse_list(turns)
     if isinstance(turns, dict):
-        turns = [turns]
+        turns = _rows(turns, reading)
     if not isinstance(turns, list) or not turns:
         raise Defect("bad_messages", f"expected a list of turns, found {kind_name(turns)}")
     turns = _flat(turns)
@@ -90,6 +90,15 @@ def _parse_list(text: str) -> Any:
         return read_json(text)
     except NotJson:
         raise Defect("bad_messages", "the conversation is a text that is not JSON") from None
+
+
+def _rows(turns: dict, reading: Reading) -> list[dict]:
+    """One turn, or turns that lie in columns, as older versions of `datasets` save a sequence of them."""
+    given = {key: value for key, value in turns.items() if value is not None}
+    role = first_of(given, (reading.role_key,) if reading.role_key else ROLE_KEYS)
+    if not isinstance(role, list) or not all(isinstance(one, list) and len(one) == len(role) for one in given.values()):
+        return [turns]
+    return [{key: column[row] for key, column in given.items()} for row in range(len(role))]
 
 
 def _flat(turns: list) -> list:

@@ -123,6 +123,7 @@ FORMATS = {
     ),
     "question and answer in one text": ({"text": "Q: q\nA: a"}, [(U, "q"), (A, "a")]),
     "question and answer in a prompt": ({"prompt": "Q: q\nA: a"}, [(U, "Q: q\nA: a")]),
+    "turns in columns": ({"conversations": {"from": ["human", "gpt"], "value": ["q", "a"]}}, [(U, "q"), (A, "a")]),
     "system prompt among the variables": (
         {"messages": [{"role": U, "content": "q"}], "chat_template_kwargs": {"custom_instructions": "s", "python_tools": None}},
         [(S, "s"), (U, "q")],
@@ -209,6 +210,9 @@ def test_a_prompt_that_is_named_is_taken_as_it_is():
         {"messages": [{"role": U, "content": "q"}, {"role": A, "content": "a"}], "label": False},
         {"prompt": "q", "completion": "bad", "label": False},
         {"history": [["q", 42]]},
+        {"prompt": "q", "chosen": 42, "rejected": 41},
+        {"instruction": "q", "instances": [{"input": "", "output": 42}]},
+        {"messages": [{"role": U, "content": "q"}, {"role": A, "content": None, "reasoning_content": ["hm"]}]},
     ],
 )
 def test_class_b_never_needs_the_answers(row):
