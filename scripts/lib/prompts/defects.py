@@ -62,6 +62,7 @@ CHANGES = {
     "answers_cut": "class B: the answers of the source were left out",
     "turn_weights_ignored": "class A: weights of answers that are neither 0 nor 1 count as 1",
     "not_all_learnt": "class A: answers that the source says are not to be learnt stay in the prompt, with mask 0",
+    "tool_prompt_cut": "another model's way of calling tools was cut out of the system turn: the tools are given apart",
     "transcript_split": "a transcript inside a text was split into turns",
     "last_answer_cut": "class A: a last answer that is blank or an unclosed thought was cut off, with its question",
     "unanswered_cut": "class A: user turns after the last answer were cut off",

@@ -17,7 +17,7 @@ from scripts.lib.prompts.sources import transcripts, weights
 from scripts.lib.prompts.sources.choices import choices_text
 from scripts.lib.prompts.sources.contents import first_of, text_of
 from scripts.lib.prompts.sources.fields import Columns
-from scripts.lib.prompts.sources.tool_calls import json_text, read_calls_in_texts, to_tools
+from scripts.lib.prompts.sources.tool_calls import json_text, read_calls_in_texts, to_tools, without_tool_prompt
 from scripts.lib.prompts.sources.trees import best_path
 from scripts.lib.prompts.sources.turns import ROLE_KEYS, ROLES, Reading, pair_in, to_messages
 
@@ -76,6 +76,7 @@ def to_conversation(value: Any, form: str, fields: Fields, answers: bool = True)
         conversation.tools = to_tools(columns.get("tools"))
         _put_system_first(conversation.messages, _SYSTEM_MARK.sub("", columns.text("system")))
         _read_variables(conversation, columns)
+        _cut_tool_prompt(conversation, reading)
         conversation.messages = read_calls_in_texts(conversation.messages, conversation.tools, answers)
     conversation.changes = sorted(reading.changes)
     conversation.unused = columns.unused({message.content for message in conversation.messages})
@@ -385,6 +386,17 @@ def _put_system_first(messages: list[Message], system: str) -> None:
         messages[0].content = system
     else:
         messages.insert(0, Message("system", system))
+
+
+def _cut_tool_prompt(conversation: Conversation, reading: Reading) -> None:
+    first = conversation.messages[0] if conversation.messages else None
+    if conversation.tools is None or first is None or first.role != "system":
+        return
+    rest = without_tool_prompt(first.content)
+    if rest != first.content:
+        reading.changes.add("tool_prompt_cut")
+        first.content = rest
+        conversation.messages = conversation.messages[0 if rest else 1 :]
 
 
 def _read_variables(conversation: Conversation, columns: Columns) -> None:

@@ -19,6 +19,12 @@ _TAGGED_CALL = re.compile(
 )
 _TAGGED_RESULT = re.compile(r"<tool_response>\s*(.*?)\s*(?:</tool_response>|(?=<tool_response>)|\Z)", re.DOTALL)
 _TOOL_LIST = re.compile(r"<tools>.*?</tools>", re.DOTALL)
+# How other models are told of tools and of the way in which they call them, inside a system turn (Hermes, Qwen).
+_TOOL_PROMPT = re.compile(
+    r"(?:# Tools\b|You are a function calling AI model\b|You are provided with function signatures\b)"
+    r".*?<tools>.*?</tools>.*<tool_call>.*</tool_call>",
+    re.DOTALL,
+)
 UNREADABLE = "[]"  # calls of an answer that class B does not use
 
 
@@ -115,6 +121,14 @@ def read_calls_in_texts(messages: list[Message], tools: str | None, answers: boo
         else:
             read.append(message)
     return read
+
+
+def without_tool_prompt(system: str) -> str:
+    """A system turn without another model's list of tools and its way of calling them.
+
+    Where the tools are given apart, the target's own template tells it both.
+    """
+    return _TOOL_PROMPT.sub("", system).strip() if _TOOL_PROMPT.search(system) else system
 
 
 def _is_result(message: Message) -> bool:

@@ -87,6 +87,33 @@ def test_calls_that_stand_as_text_are_calls():
     assert (messages[2].content, messages[3].content, messages[3].name) == ("", '{"name": "add", "content": 2}', "add")
 
 
+HERMES_PROMPT = (
+    "You are a function calling AI model. You are provided with function signatures within <tools></tools> XML tags.\n"
+    "<tools>\n[{'name': 'add'}]\n</tools>\nFor each call return a json object within <tool_call></tool_call> tags:\n"
+    "<tool_call>\n{'arguments': <args-dict>, 'name': <function-name>}\n</tool_call>\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("system", "rest"),
+    [
+        (HERMES_PROMPT, []),
+        (f"Be brief.\n\n{HERMES_PROMPT}\nAnswer in verse.", ["Be brief.\n\n\n\nAnswer in verse."]),
+        (
+            "Be brief.\n\n# Tools\n\nYou may call functions.\n<tools>\n{}\n</tools>\n\nReturn:\n<tool_call>\n{}\n</tool_call>",
+            ["Be brief."],
+        ),
+        ("Explain what <tools> and <tool_call> are.", ["Explain what <tools> and <tool_call> are."]),
+    ],
+)
+def test_another_models_way_of_calling_is_cut_where_the_tools_are_given(system, rest):
+    turns = [turn("system", system), turn("user", "q")]
+    found = conversation(*turns, tools=[{"name": "add"}])
+    assert [m.content for m in found.messages] == [*rest, "q"]
+    assert found.changes == ([] if rest == [system] else ["tool_prompt_cut"])
+    assert conversation(*turns).messages[0].content == system  # else nobody tells the target of them
+
+
 def test_several_calls_and_results_in_one_turn():
     calls = "Both.\n" + "".join(
         f'<tool_call>{{"name": "add", "arguments": {{"a": {n}}}}}</tool_call>\n' for n in (1, 2)
