@@ -123,10 +123,11 @@ def check_ids(request: Request, answer: Answer, echoed: Any = None) -> Answer | 
 
 def _end_at_stop(request: Request, answer: Answer, ids: list[int]) -> None:
     """Cut off what an engine's speculation wrote after the stop token (sglang issue 31599): the model had ended there."""
-    ends = [ids.index(stop) for stop in request.stop_ids if stop in ids]
-    if ends and (end := min(ends) + 1) < len(ids):
-        answer.output_ids, answer.finish_reason, answer.matched_stop = ids[:end], "stop", ids[end - 1]
-        answer.flags.append("ids_after_stop")
+    if frozenset(request.stop_ids).isdisjoint(ids[:-1]):
+        return
+    end = min(ids.index(stop) for stop in request.stop_ids if stop in ids) + 1
+    answer.output_ids, answer.finish_reason, answer.matched_stop = ids[:end], "stop", ids[end - 1]
+    answer.flags.append("ids_after_stop")
 
 
 def odd_stop(matched: Any) -> Failure | None:
