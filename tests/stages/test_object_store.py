@@ -262,6 +262,35 @@ def test_prompts_are_read_from_a_bucket(server, prefix, source, monkeypatch):
     assert all(file.describe()["size"] for file in files)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_an_object_that_is_replaced_while_it_is_read_stops(server, prefix, name, monkeypatch):
+    """Its rows were of both versions, and provenance named the new one only."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setattr("scripts.lib.prompts.sources.remote.BLOCK_BYTES", 65_536)
+    monkeypatch.setattr("scripts.lib.prompts.sources.remote.RANDOM_BLOCK_BYTES", 65_536)
+    key = f"{prefix.removeprefix(f's3://{BUCKET}/')}/{name}"
+
+    def put(version, rows):
+        table = pa.table({"prompt": [f"{version} question {number}?" for number in range(rows)]})
+        sink = io.BytesIO()
+        if name.endswith(".parquet"):
+            pq.write_table(table, sink, row_group_size=1000, compression=None)
+        else:
+            sink.write(b"".join(orjson.dumps(row) + b"\n" for row in table.to_pylist()))
+        return server.client.put_object(Bucket=BUCKET, Key=key, Body=sink.getvalue())["ETag"]
+
+    put("old", 90_000)
+    (file,) = remote_files(f"{prefix}/{name}", "datasets.d.source")
+    reading = read_rows([file])
+    assert next(reading).value == {"prompt": "old question 0?"}
+    etag = put("new", 90_000)
+    with pytest.raises(UserError, match=f"^s3://.*/{name}: changed while it was read: run again"):
+        list(reading)
+    (file,) = remote_files(f"{prefix}/{name}", "datasets.d.source")
+    assert {row.value["prompt"].split()[0] for row in read_rows([file])} == {"new"}
+    assert file.describe()["etag"] == etag
+
+
 def test_a_source_that_the_bucket_does_not_give(server, prefix, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     with pytest.raises(UserError, match=r"datasets.d.source: s3://.*no file matches"):

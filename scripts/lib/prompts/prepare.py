@@ -34,9 +34,10 @@ from scripts.lib.prompts.selection import (
     shard_of,
 )
 from scripts.lib.prompts.sources import conversation_of, read_rows, source_files
-from scripts.lib.prompts.sources.files import SourceFile, local_file, local_paths
+from scripts.lib.prompts.sources.files import local_file, local_paths
 from scripts.lib.prompts.sources.formats import Conversation, to_conversation
 from scripts.lib.prompts.sources.presets import Plan, plan_of
+from scripts.lib.prompts.sources.reading import SourceFile
 from scripts.lib.prompts.tally import EXAMPLES, Tally, summary
 from scripts.lib.target.model import Target, TemplateError
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 
 from scripts.lib.config.model import Dataset
 from scripts.lib.prompts.defects import Defect
-from scripts.lib.prompts.sources.files import SourceFile, is_local, local_file, local_paths
+from scripts.lib.prompts.sources.files import is_local, local_file, local_paths
 from scripts.lib.prompts.sources.formats import Conversation, to_conversation
 from scripts.lib.prompts.sources.presets import Plan, plan_of
+from scripts.lib.prompts.sources.reading import SourceFile
 from scripts.lib.prompts.sources.rows import Row, read_file
 
 
@@ -48,11 +49,12 @@ def source_files(name: str, dataset: Dataset) -> list[SourceFile]:
 def read_rows(files: list[SourceFile], opening: Callable[[SourceFile], None] = lambda file: None) -> Iterator[Row]:
     """Raw rows of all files, one in memory at a time; `opening` hears of each file before it is opened.
 
-    Raises UserError when a file can't be read on.
+    Raises UserError when a file can't be read on, or was changed meanwhile.
     """
     for file in files:
         opening(file)
         yield from read_file(file.name, file.open)
+        file.describe()
 
 
 def conversation_of(row: Row, plan: Plan) -> Conversation:

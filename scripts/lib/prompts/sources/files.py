@@ -2,26 +2,11 @@
 
 import glob
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, BinaryIO
 
-from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.prompts.sources.folders import files_below, files_of_pattern, no_files
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file of a source, wherever it lies.
-
-    `name` is what people see in messages; `describe` says which bytes they were (for provenance): size, and digest or
-    revision.
-    """
-
-    name: str
-    open: Callable[[], BinaryIO]
-    describe: Callable[[], dict[str, Any]]
+from scripts.lib.prompts.sources.reading import LocalFile
+from scripts.lib.prompts.sources.rows import kind_of
 
 
 def is_local(source: str) -> bool:
@@ -46,10 +31,11 @@ def local_paths(source: str, where: str) -> list[str]:
     return found
 
 
-def local_file(path: str) -> SourceFile:
+def local_file(path: str) -> LocalFile:
     """A file of this machine as a part of a source."""
+    return LocalFile(path, jumps_about(path))
 
-    def describe() -> dict[str, Any]:
-        return {"size": os.path.getsize(path), "sha256": durable.sha256_file(path)}
 
-    return SourceFile(path, lambda: open(path, "rb"), describe)
+def jumps_about(name: str) -> bool:
+    """Whether the reader of a file of that name doesn't read it from its beginning to its end."""
+    return kind_of(name) in ("parquet", "arrow")

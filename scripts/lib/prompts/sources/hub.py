@@ -16,8 +16,9 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils import disable_progress_bars
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.prompts.sources.files import SourceFile
+from scripts.lib.prompts.sources.files import jumps_about
 from scripts.lib.prompts.sources.presets import Plan
+from scripts.lib.prompts.sources.reading import LocalFile, SourceFile
 from scripts.lib.prompts.sources.splits import choose_files, data_files, matching
 from scripts.lib.stores import hub_calls
 from scripts.lib.stores.hub_calls import token
@@ -56,7 +57,7 @@ def hub_files(source: str, plan: Plan, where: str) -> list[SourceFile]:
         paths = choose_files(list(repository.files), card, plan.hub_config, plan.split, f"{where}: {source}")
     if constants.is_offline_mode():
         _refuse_holes(paths, f"{where}: {source}")
-    return [_file(repository, path) for path in sorted(paths)]
+    return [HubFile(repository, path) for path in sorted(paths)]
 
 
 def _refuse_holes(paths: list[str], where: str) -> None:
@@ -106,13 +107,25 @@ def _cached_repository(name: str, revision: str, where: str) -> Repository:
     return Repository(name, commit, files, where)
 
 
-def _file(repository: Repository, path: str) -> SourceFile:
-    name = f"hf:{repository.name}/{path}"
+class HubFile(LocalFile):
+    """A file of a repository, in the cache once it is opened."""
 
-    def open_file() -> BinaryIO:
-        return open(download(repository, path), "rb")
+    def __init__(self, repository: Repository, path: str):
+        super().__init__("", jumps_about(path), name=f"hf:{repository.name}/{path}")
+        self._repository, self._path_there = repository, path
 
-    return SourceFile(name, open_file, lambda: {"revision": repository.revision, **repository.files[path]})
+    def open(self) -> BinaryIO:
+        self.path = download(self._repository, self._path_there)
+        return super().open()
+
+    def describe(self) -> dict[str, Any]:
+        listed = self._repository.files[self._path_there]
+        if self.path:
+            read = super().describe()
+            if any(read[key] != listed[key] for key in read.keys() & listed.keys()):
+                raise UserError(f"{self.name}: {self.path} is not what the Hub lists: remove it and run again")
+            listed = listed | read
+        return {"revision": self._repository.revision, **listed}
 
 
 def download(repository: Repository, path: str) -> str:

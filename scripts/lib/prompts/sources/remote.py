@@ -1,95 +1,178 @@
-"""Files behind URLs, read through fsspec as they are needed: `https://...`, `s3://bucket/*.parquet`, `gs://...`.
+"""Files behind URLs, read as they are needed: `https://...`, `s3://bucket/*.parquet`, `gs://...`.
 
-S3 goes through Arrow's own client: credentials, `AWS_REGION` and `AWS_ENDPOINT_URL` of the environment. Other
-protocols need their fsspec package installed.
+S3 takes credentials, `AWS_REGION` and `AWS_ENDPOINT_URL` of the environment. Other protocols need their fsspec package
+installed.
 """
 
 import contextlib
 import io
-import os
 import re
-import time
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 import fsspec
+from fsspec.utils import glob_translate
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.secrets import without_secrets
-from scripts.lib.prompts.sources.files import SourceFile
+from scripts.lib.core.waiting import ATTEMPTS, Transient, again_when_transient
+from scripts.lib.prompts.sources.files import jumps_about
+from scripts.lib.prompts.sources.folders import BOOKKEEPING
+from scripts.lib.prompts.sources.origins import Origin, OtherFile, S3File, WebFile, copied, s3_client
+from scripts.lib.prompts.sources.reading import Hashed, SourceFile
 from scripts.lib.prompts.sources.rows import kind_of
 
 BLOCK_BYTES = 8 << 20
-ATTEMPTS = 6
-BACKOFF_SECONDS = 1.0  # before the second attempt; doubled each time
-READ_TIMEOUT_SECONDS = 120
+RANDOM_BLOCK_BYTES = 1 << 20  # of a file whose reader jumps about in it
 
 
 def remote_files(source: str, where: str) -> list[SourceFile]:
     """The files of a URL, which may hold a glob or name a folder where the store can list. Raises UserError."""
     shown = without_secrets(source)
     try:
-        filesystem, path = _filesystem(source)
-        if any(sign in path for sign in "*[") or ("?" in path and not source.startswith("http")):
-            paths = sorted(filesystem.glob(path))
-        elif kind_of(path.partition("?")[0]) is None and filesystem.isdir(path):
-            paths = sorted(found for found in filesystem.find(path) if kind_of(found))
+        if source.startswith("s3://"):
+            files = _s3_files(source)
+        elif source.startswith(("http://", "https://")) and not re.search(r"[*\[]", urlsplit(source).path):
+            files = [_file(source, lambda name: WebFile(source, name))]
         else:
-            paths = [path]
-        if not paths:
-            # `glob` and `find` take a folder that may not be listed for an empty one.
-            with contextlib.suppress(FileNotFoundError):
-                filesystem.ls(re.split(r"[*?\[]", path)[0].rpartition("/")[0])
+            files = _other_files(source)
     except ImportError as error:
         raise UserError(f"{where}: {shown}: needs a package that isn't installed: {error}") from None
-    except (OSError, ValueError, *_network_errors()) as error:
-        raise UserError(f"{where}: {shown}: can't be reached: {_line(error)}") from None
-    if not paths:
+    except (OSError, ValueError, *_errors()) as error:
+        raise UserError(f"{where}: {shown}: can't be reached: {_told(error, source)}") from None
+    if not files:
         raise UserError(f"{where}: {shown}: no file matches")
+    return files
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    import aiohttp
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return (aiohttp.ClientError, TimeoutError, fsspec.exceptions.FSTimeoutError, BotoCoreError, ClientError)
+
+
+def _told(error: Exception, source: str) -> str:
+    """One line of an error, without the keys that the source's URL may hold."""
+    text = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+    parts = urlsplit(source)
+    for secret in (parts.query, parts.password, parts.username):
+        text = text.replace(secret, "...") if secret else text
+    return text[:200]
+
+
+def _s3_files(source: str) -> list[SourceFile]:
+    bucket, _, key = source.removeprefix("s3://").partition("/")
+    client = s3_client()
+    if re.search(r"[*?\[]", key):
+        matches = re.compile(glob_translate(key))
+        keys = [found for found in _keys(client, bucket, re.split(r"[*?\[]", key)[0]) if matches.match(found)]
+    elif kind_of(key) is None:
+        folder = f"{key.rstrip('/')}/" if key.strip("/") else ""
+        keys = [found for found in _keys(client, bucket, folder) if _is_data(found.removeprefix(folder))]
+    else:
+        keys = [key]
+
+    def opener(key: str) -> Callable[[str], Origin]:
+        return lambda name: S3File(client, bucket, key, name)
+
+    return [_file(f"s3://{bucket}/{key}", opener(key)) for key in sorted(keys)]
+
+
+def _keys(client: Any, bucket: str, prefix: str) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return [entry["Key"] for page in pages for entry in page.get("Contents", []) if not entry["Key"].endswith("/")]
+
+
+def _is_data(path: str) -> bool:
+    """Whether a path below a folder is one that a folder of this machine would give."""
+    parts = path.split("/")
+    return (
+        kind_of(path) is not None
+        and parts[-1] not in BOOKKEEPING
+        and not any(part[0] in "._" for part in parts if part)
+    )
+
+
+def _other_files(source: str) -> list[SourceFile]:
+    filesystem, path = fsspec.core.url_to_fs(source)
+    if any(sign in path for sign in "*[") or ("?" in path and not source.startswith("http")):
+        paths = sorted(filesystem.glob(path))
+    elif kind_of(path.partition("?")[0]) is None and filesystem.isdir(path):
+        root = path.rstrip("/") + "/"
+        paths = sorted(found for found in filesystem.find(path) if _is_data(found.removeprefix(root)))
+    else:
+        paths = [path]
+    if not paths:
+        # `glob` and `find` take a folder that may not be listed for an empty one.
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.ls(re.split(r"[*?\[]", path)[0].rpartition("/")[0])
     scheme = source.partition("://")[0]
-    return [_file(filesystem, path, path if "://" in path else f"{scheme}://{path}") for path in paths]
+
+    def opener(path: str) -> Callable[[str], Origin]:
+        if scheme in ("http", "https"):
+            return lambda name: WebFile(path, name)
+        return lambda name: OtherFile(filesystem, path, name)
+
+    def url(path: str) -> str:
+        return path if "://" in path else f"{scheme}://{path if scheme == 'file' else path.lstrip('/')}"
+
+    return [_file(url(path), opener(path)) for path in paths]
 
 
-def _filesystem(source: str) -> tuple[Any, str]:
-    if source.startswith("s3://"):
-        import pyarrow.fs
-        from fsspec.implementations.arrow import ArrowFSWrapper
-
-        options = {"region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"}
-        if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
-            options["scheme"], _, options["endpoint_override"] = endpoint.rstrip("/").partition("://")
-        return ArrowFSWrapper(pyarrow.fs.S3FileSystem(**options)), source.removeprefix("s3://")
-    if source.startswith(("http://", "https://")):
-        import aiohttp
-
-        # The default allows five minutes for a whole file.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=READ_TIMEOUT_SECONDS)
-        return fsspec.filesystem("http", client_kwargs={"timeout": timeout}, skip_instance_cache=True), source
-    return fsspec.core.url_to_fs(source)
+def _file(url: str, opener: Callable[[str], Origin]) -> SourceFile:
+    name = without_secrets(url)
+    return RemoteFile(name, lambda: opener(name), jumps_about(name))
 
 
-def _file(filesystem: Any, path: str, url: str) -> SourceFile:
-    def open_file() -> Any:
-        return io.BufferedReader(Steady(lambda: filesystem.open(path, "rb", block_size=BLOCK_BYTES)), BLOCK_BYTES)
+class RemoteFile:
+    """A file elsewhere as a part of a source."""
 
-    def describe() -> dict[str, Any]:
-        info = filesystem.info(path)
-        # A store's own word for "these bytes", where it has one.
-        return {key: str(info[key]) for key in ("size", "ETag", "etag", "mtime") if info.get(key) is not None}
+    def __init__(self, name: str, origin: Callable[[], Origin], random_access: bool):
+        self.name = name
+        self._open_origin = origin
+        self._random_access = random_access
+        self._origin: Origin | None = None
+        self._sha256: Callable[[], str | None] = lambda: None
 
-    return SourceFile(without_secrets(url), open_file, describe)
+    def open(self) -> BinaryIO:
+        self._origin = origin = self._open_origin()
+        raw = Steady(origin)
+        if not self._random_access:
+            # In whole blocks, of which the hash takes what is read.
+            hashed = Hashed(io.BufferedReader(raw, BLOCK_BYTES))
+            self._sha256 = hashed.sha256
+            return hashed  # type: ignore[return-value]
+        raw.find()
+        if not origin.has_ranges:
+            copy = tempfile.TemporaryFile()  # noqa: SIM115 - the reader closes it
+            copied(raw.at, copy)
+            raw.close()
+            copy.seek(0)
+            return copy  # type: ignore[return-value]
+        return io.BufferedReader(raw, RANDOM_BLOCK_BYTES)  # type: ignore[return-value]
+
+    def describe(self) -> dict[str, Any]:
+        if self._origin is None:
+            origin = self._open_origin()
+            with Steady(origin) as raw:
+                raw.find()
+            return origin.version
+        self._origin.check()
+        digest = self._sha256()
+        return self._origin.version | ({"sha256": digest} if digest else {})
 
 
 class Steady(io.RawIOBase):
-    """A remote file whose reads survive a broken connection: it is opened anew and read on at the same place.
+    """A remote file whose reads survive a broken connection and a busy store: they are made again at the same place.
 
     Raises OSError after ATTEMPTS failures in a row.
     """
 
-    def __init__(self, open_file: Callable[[], Any], sleep: Callable[[float], None] = time.sleep):
-        self._open = open_file
-        self._sleep = sleep
-        self._file: Any = None
+    def __init__(self, origin: Origin):
+        self._origin = origin
         self._position = 0
 
     def readable(self) -> bool:
@@ -105,62 +188,40 @@ class Steady(io.RawIOBase):
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence == io.SEEK_END:
-            offset += self._size()
+            self.find()
+            offset += self._origin.version["size"]
         self._position = offset
         return offset
 
-    def _size(self) -> int:
-        return self._trying(lambda file: file.seek(0, io.SEEK_END))
+    def find(self) -> None:
+        """Read a byte, so that the file's version is known. Raises FileNotFoundError."""
+        if not self._origin.version:
+            self.at(0, 1)
 
     def readinto(self, buffer: Any) -> int:
-        def read(file: Any) -> bytes:
-            if file.tell() != self._position:
-                file.seek(self._position)
-            return file.read(len(buffer))
-
-        data = self._trying(read)
+        data = self.at(self._position, len(buffer))
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
 
-    def _trying(self, act: Callable[[Any], Any]) -> Any:
-        for attempt in range(ATTEMPTS):
-            try:
-                if self._file is None:
-                    self._file = self._open()
-                return act(self._file)
-            except (OSError, ValueError, *_network_errors()) as error:
-                self._file = None
-                status = _status(error)
-                if status in (404, 410) or (isinstance(error, FileNotFoundError) and error.__cause__ is None):
-                    raise FileNotFoundError(_line(error)) from None
-                if status is not None and 400 <= status < 500 and status not in (408, 429):
-                    raise OSError(_line(error)) from None
-                if attempt == ATTEMPTS - 1:
-                    raise OSError(f"gave up after {ATTEMPTS} attempts: {_line(error)}") from None
-                self._sleep(BACKOFF_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+    def at(self, position: int, size: int) -> bytes:
+        """Bytes from `position` on; none behind the end."""
+        try:
+            return again_when_transient(lambda: self._read(position, size), "")
+        except _GaveUp as error:
+            raise OSError(f"gave up after {ATTEMPTS} attempts: {error}") from None
+
+    def _read(self, position: int, size: int) -> bytes:
+        try:
+            return self._origin.read(position, size)
+        except Transient as transient:
+            raise Transient(_GaveUp(str(transient)), transient.seconds) from None
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if not self.closed:
+            self._origin.close()
         super().close()
 
 
-def _network_errors() -> tuple[type[Exception], ...]:
-    import aiohttp
-
-    return (aiohttp.ClientError, TimeoutError, fsspec.exceptions.FSTimeoutError)
-
-
-def _status(error: BaseException) -> int | None:
-    """The HTTP status behind an error. fsspec calls whatever goes wrong first "file not found", with a cause."""
-    return getattr(error, "status", None) or getattr(error.__cause__, "status", None)
-
-
-def _line(error: Exception) -> str:
-    """One line, without the URL that the error's text may hold, and its keys."""
-    if status := _status(error):
-        return f"HTTP {status}"
-    cause = error.__cause__ or error
-    return " ".join(str(cause).split())[:200] or type(cause).__name__
+class _GaveUp(Exception):
+    pass
