@@ -22,6 +22,7 @@ from scripts.lib.prompts.prepare import prepare_prompts
 from scripts.lib.prompts.selection import prompt_key, shard_of
 from scripts.lib.prompts.sources.formats import Conversation
 from scripts.lib.target.model import load_target
+from tests.hub_server import hub_server
 
 SHARDS = 3
 
@@ -294,6 +295,34 @@ def test_mistakes_are_one_line(run, capfd, rows, sections, message):
     assert len([line for line in error.splitlines() if not line.startswith("a: reading ")]) == 1
     left = {path.name for path in run.output("a").glob("*")}  # neither results nor the file of candidates
     assert left == ({"report.json"} if "no prompt is left" in message else set())
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "shown"),
+    [
+        ("{url}/datasets/o/d/resolve/main/x.csv", 0, "reading http://127.0.0.1:"),
+        ("{url}/datasets/o/d/resolve/main/none.csv", 1, "none.csv: no such file"),
+        ("{url}/datasets/o/shut/resolve/main/x.csv", 1, "x.csv: can't be read: HTTP 403"),
+        ("http://127.0.0.1:9/x.csv", 1, "x.csv: can't be read: gave up"),
+        ("{url}/datasets/o/d/resolve/main/x.docx", 1, "unknown kind of file"),
+    ],
+)
+def test_keys_of_a_url_stay_in_the_request(run, capfd, monkeypatch, where, code, shown):
+    """Neither what is printed nor any file holds the user, the password or the query, whatever comes of it."""
+    monkeypatch.setattr("scripts.lib.core.waiting.BACKOFF_SECONDS", 0)
+    with hub_server() as hub:
+        hub.datasets |= {"o/d": {"x.csv": b"prompt\nWhy is the sky blue?\n", "x.docx": b"x"}, "o/shut": {"x.csv": b"x"}}
+        hub.gated["o/shut"] = "another"
+        url = where.format(url=hub.url).replace("http://", "http://alice:PASSWORD@")
+        assert run(configured({"source": f"{url}?file=1&X-Amz-Signature=SIGNATURE"})) == code
+    printed = capfd.readouterr()
+    assert shown in printed.err
+    files = [path for path in run.output("a").rglob("*") if path.is_file()]
+    assert code or len(files) == SHARDS + 2
+    said = [printed.out.encode(), printed.err.encode(), *(path.read_bytes() for path in files)]
+    said += [json.dumps(read_provenance(path)).encode() for path in files if path.suffix == ".parquet"]
+    for secret in (b"alice", b"PASSWORD", b"SIGNATURE"):
+        assert not any(secret in one for one in said), secret
 
 
 def test_wrong_format_is_found_before_the_end(run, capfd, monkeypatch):

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from scripts.lib.config.model import Config
+from scripts.lib.core.secrets import with_digests
 
 Stage = Annotated[str, "target | prompts | completions | tokens | validated | training | hidden_states"]
 
@@ -23,7 +24,7 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
             "data_class", "source", "preset", "format", "fields", "hub_config", "split", "revision", "max_samples",
         }  # fmt: skip
         return {
-            "dataset": one.model_dump(mode="json", include=keys),
+            "dataset": one.model_dump(mode="json", include=keys) | {"source": _shown(one.source)},
             "shards": config.shards,
             "cleaning": config.cleaning.model_dump(mode="json"),
             "selection": config.selection.model_dump(mode="json"),
@@ -57,3 +58,10 @@ def stage_settings(config: Config, stage: Stage, dataset: str | None = None) -> 
     if stage == "hidden_states":
         return {"model": target, "hidden_states": config.hidden_states.model_dump(mode="json", exclude={"concurrency"})}
     raise ValueError(f"no stage {stage!r}")
+
+
+def _shown(source: str | list[str] | None) -> str | list[str] | None:
+    """A dataset's `source` as it may stand in provenance, params and reports: URLs may hold keys."""
+    if isinstance(source, list):
+        return [with_digests(one) if "://" in one else one for one in source]
+    return with_digests(source) if source and "://" in source else source

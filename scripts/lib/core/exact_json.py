@@ -5,13 +5,12 @@ The first changes ids silently (`order: 123456789012345678901234567890` becomes 
 """
 
 import json
-import re
 from typing import Any
 
 import orjson
 
-_LONG_BYTES = re.compile(rb"[0-9]{19}")
-_LONG_TEXT = re.compile("[0-9]{19}")
+_HARMLESS = frozenset({str, int, bool, type(None)})
+_INTEGERS_END = 9.2e18  # just below 2^63: a float beyond it may have been an integer
 
 
 class NotJson(ValueError):
@@ -23,16 +22,31 @@ def read_json(data: bytes | str) -> Any:
 
     What orjson refuses but people's files hold (NaN, lone surrogates) is read as the standard library does.
     """
-    long = _LONG_TEXT if isinstance(data, str) else _LONG_BYTES
     try:
-        return orjson.loads(data) if long.search(data) is None else json.loads(data)  # type: ignore[arg-type]
-    except orjson.JSONDecodeError as error:
-        try:
-            return json.loads(data if isinstance(data, str) else data.decode())
-        except (ValueError, RecursionError):
-            raise NotJson(str(error)) from None
+        value = orjson.loads(data)
+        if not _holds_large(value):
+            return value
+    except (orjson.JSONDecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(data if isinstance(data, str) else data.decode())
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
+
+
+def _holds_large(value: Any) -> bool:
+    """Whether a float is so large that it may have been an integer. Texts and small integers, most of it, cost little."""
+    kind = type(value)
+    if kind is dict:
+        items = value.values()
+    elif kind is list and not _HARMLESS.issuperset(map(type, value)):
+        items = value
+    else:
+        return kind is float and not -_INTEGERS_END < value < _INTEGERS_END
+    for item in items:  # noqa: SIM110 - any() takes a third longer
+        if type(item) not in _HARMLESS and _holds_large(item):
+            return True
+    return False
 
 
 def json_text(value: Any) -> str:

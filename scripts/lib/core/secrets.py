@@ -1,6 +1,7 @@
 """What must not be shown: keys and passwords, in addresses and in what servers echo."""
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -60,3 +61,9 @@ def without_secrets(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def with_digests(url: str) -> str:
+    """The URL with a digest of its query, which may hold keys and may as well say which file is meant; without a user."""
+    query = urlsplit(url).query
+    return without_secrets(url) + (f"?sha256:{hashlib.sha256(query.encode()).hexdigest()[:16]}" if query else "")

@@ -1,7 +1,7 @@
 import pytest
 
 from scripts.lib.core import secrets
-from scripts.lib.core.secrets import keep_secret, redacted, redacted_bytes, without_secrets
+from scripts.lib.core.secrets import keep_secret, redacted, redacted_bytes, with_digests, without_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +51,11 @@ def test_a_key_within_another_one_leaves_nothing_of_the_longer():
 def test_shown_urls_hold_no_secrets():
     assert without_secrets("https://me:pw@host:8/a/b.csv?X-Amz-Signature=x#y") == "https://host:8/a/b.csv"
     assert without_secrets("s3://bucket/a b.parquet") == "s3://bucket/a b.parquet"
+
+
+def test_a_query_is_told_apart_without_being_told():
+    one, other = (with_digests(f"https://me:pw@host/a.csv?file={name}&sig=secret") for name in "ab")
+    assert one != other
+    assert one.startswith("https://host/a.csv?sha256:")
+    assert "secret" not in one
+    assert with_digests("https://host/a.csv") == "https://host/a.csv"
