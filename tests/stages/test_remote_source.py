@@ -113,12 +113,12 @@ def test_steady_reads_every_byte_once(monkeypatch):
     slept = []
     monkeypatch.setattr("scripts.lib.core.waiting.time.sleep", slept.append)
     data = bytes(range(256)) * 40
-    origin = Flaky(data)
-    file = io.BufferedReader(Steady(origin), 100)
+    pinned = Flaky(data)
+    file = io.BufferedReader(Steady(pinned), 100)
     assert b"".join(iter(lambda: file.read(90), b"")) == data
     file.seek(-10, io.SEEK_END)
     assert file.read() == data[-10:]
-    assert origin.reads > 10
+    assert pinned.reads > 10
     assert set(slept) == {1}
 
 

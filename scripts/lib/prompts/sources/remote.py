@@ -20,7 +20,7 @@ from scripts.lib.core.secrets import without_secrets
 from scripts.lib.core.waiting import ATTEMPTS, Transient, again_when_transient
 from scripts.lib.prompts.sources.files import jumps_about
 from scripts.lib.prompts.sources.folders import BOOKKEEPING
-from scripts.lib.prompts.sources.origins import Origin, OtherFile, S3File, WebFile, copied, s3_client
+from scripts.lib.prompts.sources.pinned_files import OtherFile, PinnedFile, S3File, WebFile, copied, s3_client
 from scripts.lib.prompts.sources.reading import Hashed, SourceFile
 from scripts.lib.prompts.sources.rows import kind_of
 
@@ -75,7 +75,7 @@ def _s3_files(source: str) -> list[SourceFile]:
     else:
         keys = [key]
 
-    def opener(key: str) -> Callable[[str], Origin]:
+    def opener(key: str) -> Callable[[str], PinnedFile]:
         return lambda name: S3File(client, bucket, key, name)
 
     return [_file(f"s3://{bucket}/{key}", opener(key)) for key in sorted(keys)]
@@ -111,7 +111,7 @@ def _other_files(source: str) -> list[SourceFile]:
             filesystem.ls(re.split(r"[*?\[]", path)[0].rpartition("/")[0])
     scheme = source.partition("://")[0]
 
-    def opener(path: str) -> Callable[[str], Origin]:
+    def opener(path: str) -> Callable[[str], PinnedFile]:
         if scheme in ("http", "https"):
             return lambda name: WebFile(path, name)
         return lambda name: OtherFile(filesystem, path, name)
@@ -122,7 +122,7 @@ def _other_files(source: str) -> list[SourceFile]:
     return [_file(url(path), opener(path)) for path in paths]
 
 
-def _file(url: str, opener: Callable[[str], Origin]) -> SourceFile:
+def _file(url: str, opener: Callable[[str], PinnedFile]) -> SourceFile:
     name = without_secrets(url)
     return RemoteFile(name, lambda: opener(name), jumps_about(name))
 
@@ -130,23 +130,23 @@ def _file(url: str, opener: Callable[[str], Origin]) -> SourceFile:
 class RemoteFile:
     """A file elsewhere as a part of a source."""
 
-    def __init__(self, name: str, origin: Callable[[], Origin], random_access: bool):
+    def __init__(self, name: str, pinned: Callable[[], PinnedFile], random_access: bool):
         self.name = name
-        self._open_origin = origin
+        self._open_pinned = pinned
         self._random_access = random_access
-        self._origin: Origin | None = None
+        self._pinned: PinnedFile | None = None
         self._sha256: Callable[[], str | None] = lambda: None
 
     def open(self) -> BinaryIO:
-        self._origin = origin = self._open_origin()
-        raw = Steady(origin)
+        self._pinned = pinned = self._open_pinned()
+        raw = Steady(pinned)
         if not self._random_access:
             # In whole blocks, of which the hash takes what is read.
             hashed = Hashed(io.BufferedReader(raw, BLOCK_BYTES))
             self._sha256 = hashed.sha256
             return hashed  # type: ignore[return-value]
         raw.find()
-        if not origin.has_ranges:
+        if not pinned.has_ranges:
             copy = tempfile.TemporaryFile()  # noqa: SIM115 - the reader closes it
             copied(raw.at, copy)
             raw.close()
@@ -155,14 +155,14 @@ class RemoteFile:
         return io.BufferedReader(raw, RANDOM_BLOCK_BYTES)  # type: ignore[return-value]
 
     def describe(self) -> dict[str, Any]:
-        if self._origin is None:
-            origin = self._open_origin()
-            with Steady(origin) as raw:
+        if self._pinned is None:
+            pinned = self._open_pinned()
+            with Steady(pinned) as raw:
                 raw.find()
-            return origin.version
-        self._origin.check()
+            return pinned.version
+        self._pinned.check()
         digest = self._sha256()
-        return self._origin.version | ({"sha256": digest} if digest else {})
+        return self._pinned.version | ({"sha256": digest} if digest else {})
 
 
 class Steady(io.RawIOBase):
@@ -171,8 +171,8 @@ class Steady(io.RawIOBase):
     Raises OSError after ATTEMPTS failures in a row.
     """
 
-    def __init__(self, origin: Origin):
-        self._origin = origin
+    def __init__(self, pinned: PinnedFile):
+        self._pinned = pinned
         self._position = 0
 
     def readable(self) -> bool:
@@ -189,13 +189,13 @@ class Steady(io.RawIOBase):
             offset += self._position
         elif whence == io.SEEK_END:
             self.find()
-            offset += self._origin.version["size"]
+            offset += self._pinned.version["size"]
         self._position = offset
         return offset
 
     def find(self) -> None:
         """Read a byte, so that the file's version is known. Raises FileNotFoundError."""
-        if not self._origin.version:
+        if not self._pinned.version:
             self.at(0, 1)
 
     def readinto(self, buffer: Any) -> int:
@@ -213,13 +213,13 @@ class Steady(io.RawIOBase):
 
     def _read(self, position: int, size: int) -> bytes:
         try:
-            return self._origin.read(position, size)
+            return self._pinned.read(position, size)
         except Transient as transient:
             raise Transient(_GaveUp(str(transient)), transient.seconds) from None
 
     def close(self) -> None:
         if not self.closed:
-            self._origin.close()
+            self._pinned.close()
         super().close()
 
 

@@ -23,7 +23,7 @@ READ_TIMEOUT_SECONDS = 120
 COPY_BYTES = 1 << 20
 
 
-class Origin(Protocol):
+class PinnedFile(Protocol):
     """One remote file."""
 
     version: dict[str, Any]  # what is known of the bytes that are read; empty before the first of them
