@@ -76,8 +76,14 @@ def back_up(
         else:
             made = _snapshot(directory, whole, backups, clock(), hard_links)
             say(f"backup: {made.name}: {made.rows} samples, verified")
-        # Rotation comes after a good backup is there, so the last good one is never removed.
-        there = [(one.name, told) for one, told in with_manifests(backups) if not (backups / one.name).is_symlink()]
+        # Rotation comes after a good backup is there, so the last good one is never removed. Names of the future (of
+        # a clock that was wrong, or made up) count for nothing: they would push out the real ones.
+        today = f"{clock():%Y%m%dT%H%M%SZ}~"
+        there = [
+            (one.name, told)
+            for one, told in with_manifests(backups)
+            if one.name < today and not (backups / one.name).is_symlink()
+        ]
         for name in rotated(there, made.name, keep):
             versions.remove(backups / name)
             say(f"backup: removed {name}, more than {keep} were there")
@@ -152,7 +158,7 @@ def _found(backups: Path) -> Iterator[tuple[Snapshot | None, str]]:
 
 def all_backups(backups: Path) -> list[Snapshot]:
     """All backups that are complete, the oldest first."""
-    return sorted((one for one, _ in _found(backups) if one), key=lambda one: (one.created, one.name))
+    return sorted((one for one, _ in _found(backups) if one), key=lambda one: one.name)  # which begins with the time
 
 
 def unreadable(backups: Path) -> list[str]:

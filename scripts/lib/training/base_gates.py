@@ -218,12 +218,16 @@ class BaseGates:
                 return None
         return found
 
-    def lines(self) -> Iterator[str]:
-        """One line for each check that refused rows, the most first."""
-        counts: Counter[str] = Counter()
+    def counts(self) -> list[tuple[str, int]]:
+        """Rows refused by each check, the most first."""
+        found: Counter[str] = Counter()
         for (_, check), number in self.refused.items():
-            counts[check] += number
-        for check, number in counts.most_common():
+            found[check] += number
+        return found.most_common()
+
+    def lines(self) -> Iterator[str]:
+        """The same for people, with an example each."""
+        for check, number in self.counts():
             yield f"{check} {number} ({self.examples[check]})"
 
     def require_few(self, most: float) -> None:

@@ -144,6 +144,9 @@ def _build(
     for line in gates.lines():
         say(f"merge: refused rows of the base: {line}")
     gates.require_few(config.validation.max_reject_rate)
+    if gates.refused:
+        told = ", ".join(f"{check} {number:,}" for check, number in gates.counts())
+        notes = [*notes, f"merge.base: {gates.refused.total():,} of {gates.rows:,} rows are left out: {told}"]
     _check_accounting(counts, funnels)
 
     provenance = {"stage": "training", "version": version, "settings": settings, "target": target}

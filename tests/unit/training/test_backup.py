@@ -242,6 +242,21 @@ def test_the_largest_and_the_last_of_a_lineage_are_never_rotated_away(place, kee
     assert place.names() == [largest, last_with_beta, *others[-keep:]]
 
 
+def test_backups_of_the_future_push_out_no_real_ones(place):
+    place.merge(0)
+    first = place.back_up().name
+    for year in (2098, 2099):
+        planted = f"{year}0101T000000Z-{first[-16:]}"
+        shutil.copytree(place.backups / first, place.backups / planted)
+        record = json.loads((place.backups / planted / "backup.json").read_text())
+        durable.write_json(place.backups / planted / "backup.json", record | {"name": planted})
+    made = []
+    for seed in (1, 2):
+        place.merge(seed)
+        made.append(place.back_up(keep=2).name)
+    assert [name for name in place.names() if name < "2098"] == made
+
+
 def test_odd_records_block_nothing_and_are_left_alone(place):
     place.merge(0)
     good = place.back_up().name

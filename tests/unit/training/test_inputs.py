@@ -209,6 +209,7 @@ def test_refused_rows_are_counted_in_manifest_and_log_and_many_stop_the_merge(tm
         for line in said
     )
     assert verify(tmp_path / "training")[1] == []
+    assert "merge.base: 3 of 53 rows are left out: no_supervised_tokens 2, id_range 1" in manifest.notes
     settings = config(base=str(base), validation={"max_reject_rate": 0.05})
     with pytest.raises(
         UserError, match=r"merge\.base: 3 of 53 rows \(5\.7%\) are refused: no_supervised_tokens 2 .*max_reject_rate 5%"
