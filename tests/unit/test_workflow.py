@@ -71,7 +71,7 @@ def test_a_disk_that_takes_no_configuration_is_named(tmp_path: Path, monkeypatch
 
 def test_a_shard_that_was_put_back_is_kept_before_its_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snakemake deletes it as an output of the job that would look for its answers."""
-    made = work(tmp_path)
+    made = plan(tmp_path)
     monkeypatch.chdir(tmp_path)
     declared = tmp_path / "results/completions/d/000.parquet"
     declared.parent.mkdir(parents=True)
