@@ -6,6 +6,7 @@ from pathlib import Path
 from scripts.lib.config.file import load_config
 from scripts.lib.core.command import command_line
 from scripts.lib.core.errors import entry
+from scripts.lib.core.screen import visible
 from scripts.lib.doctor.report import examine
 
 
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.state,
         arguments.architecture,
         arguments.fix,
-        lambda line: print(line, flush=True),
+        lambda line: print(visible(line), flush=True),
     )
 
 
