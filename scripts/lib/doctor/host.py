@@ -119,20 +119,19 @@ def check_disk(folder: Path, needed: int, purpose: str) -> Finding:
     return Finding("disk", OK if enough else PROBLEM, detail, None if enough else "free some space")
 
 
-def check_shared_memory(parallel: int) -> list[Finding]:
+def check_shared_memory(parallel: int, replicas: int = 1, path: Path = Path("/dev/shm")) -> list[Finding]:
     """NCCL passes data between the processes of one server through /dev/shm; containers give 64 MB of it."""
-    path = Path("/dev/shm")
     if parallel < 2 or not path.is_dir():
         return []
-    size = shutil.disk_usage(path).total
-    if size >= 1 << 30:
+    size, needed = shutil.disk_usage(path).total, replicas << 30
+    if size >= needed:
         return [Finding("shared memory", OK, f"/dev/shm has {size / 1e9:.1f} GB")]
     return [
         Finding(
             "shared memory",
             PROBLEM,
-            f"/dev/shm has {size / 1e6:.0f} MB, servers on several GPUs need at least 1 GB",
-            "start the container with `--shm-size=16g` (or `--ipc=host`)",
+            f"/dev/shm has {size / 1e6:.0f} MB, servers on several GPUs need at least 1 GB each, these {replicas} GB",
+            f"start the container with `--shm-size={max(16, 2 * replicas)}g` (or `--ipc=host`)",
         )
     ]
 
@@ -191,7 +190,7 @@ def check_host(config: Config | None, state: Path, gpus: list[Gpu], runtime: tup
         # Kernels that are compiled at run time, such as FlashInfer's.
         cache = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", Path.home())) / ".cache"
         findings.append(check_disk(cache, 5 << 30, "the cache of compiled kernels"))
-        findings += check_shared_memory(launch.gpus_per_replica)
+        findings += check_shared_memory(launch.gpus_per_replica, launch.replicas)
     findings.append(check_descriptors(connections))
     if config and config.engine.endpoints:
         return findings + check_endpoints(config.engine.endpoints)

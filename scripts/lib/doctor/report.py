@@ -7,6 +7,7 @@ from scripts.lib.config.model import Config
 from scripts.lib.core.errors import UserError
 from scripts.lib.doctor import host, toolkit
 from scripts.lib.doctor.findings import PROBLEM, Finding, worst
+from scripts.lib.doctor.gpu_host import check_gpu_host
 from scripts.lib.doctor.model_files import check_model
 
 
@@ -42,6 +43,8 @@ def examine(
         )
     found = toolkit.find_toolkit(environment)
     findings = host.check_host(config, state, gpus, found.headers() if found else None)
+    if launch and launch.gpus_per_replica:
+        findings += check_gpu_host(gpus, launch)
     findings += check_model(config) if config else []
     # A run without GPUs compiles nothing.
     if environment is not None or bool(launch and launch.gpus_per_replica):
