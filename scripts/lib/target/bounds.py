@@ -28,6 +28,8 @@ _MOST_BITS = 4096  # of a whole number made by `*` or `**`: 9**9**9**9 would be 
 _MEMORY = 2 << 30  # bytes that trying a template on "Hello" may take
 _ROUND, _SIZE = "drafter_round", "drafter_size"  # tests: the one call that the sandbox doesn't wrap
 
+_GROWING = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Filter, nodes.Call)
+
 _rounds = threading.local()
 
 
@@ -76,12 +78,17 @@ def _checked(value: nodes.Expr, test: str, line: int) -> nodes.Node:
 
 def _size_of(node: nodes.Node) -> Iterator[nodes.Node]:
     """A check of what was assigned: text that doubles in a loop gets out of hand in forty rounds."""
-    if isinstance(node, nodes.Assign):
+    if isinstance(node, nodes.Assign) and _may_grow(node.node):
         if isinstance(node.target, nodes.NSRef):
             value = nodes.Getattr(nodes.Name(node.target.name, "load"), node.target.attr, "load")
             yield _checked(value, _SIZE, node.lineno)
         elif isinstance(node.target, nodes.Name):
             yield _checked(nodes.Name(node.target.name, "load"), _SIZE, node.lineno)
+
+
+def _may_grow(value: nodes.Expr) -> bool:
+    """Whether a value may be longer than what it is made of."""
+    return isinstance(value, _GROWING) or next(value.find_all(_GROWING), None) is not None
 
 
 @pass_context  # else it would be called once, at compile time, as its argument is constant
