@@ -22,6 +22,9 @@ from scripts.lib.core.exact_json import read_json
 PROVENANCE_KEY = b"drafter-corpus"
 ROWS_PER_GROUP = 1024
 _ROWS_PER_TABLE = 64  # divides ROWS_PER_GROUP
+# Rows differ by a factor of 10,000: an agent's trajectory has a million ids. Fewer are in memory at once, then.
+_VALUES_AT_ONCE = 1 << 20  # ids, mask values and characters / 4, as Python objects
+GROUP_BYTES = 64 << 20  # of a row group in Arrow, which is written then though it has fewer rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,15 +364,19 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
         # Python ints take 36 bytes, Arrow's 4: few rows wait as Python objects, the row group as tables.
         rows_waiting: list[Any] = []
         tables: list[pa.Table] = []
+        values = size = 0
         for row in rows:
             rows_waiting.append(row)
+            values += _values_of(row)
             count += 1
-            if len(rows_waiting) == _ROWS_PER_TABLE:
+            if len(rows_waiting) == _ROWS_PER_TABLE or values > _VALUES_AT_ONCE or count % ROWS_PER_GROUP == 0:
                 tables.append(_table(rows_waiting, schema))
                 rows_waiting.clear()
-            if count % ROWS_PER_GROUP == 0:
+                values, size = 0, size + tables[-1].nbytes
+            if count % ROWS_PER_GROUP == 0 or size > GROUP_BYTES:
                 writer.write_table(pa.concat_tables(tables).combine_chunks())
                 tables.clear()
+                size = 0
         if rows_waiting:
             tables.append(_table(rows_waiting, schema))
         if tables:
@@ -378,6 +385,14 @@ def write_rows(path: Path | str, kind: type, rows: Iterable[Any], provenance: di
             late = with_provenance(SCHEMAS[kind], provenance()).metadata
             writer.add_key_value_metadata(late)
     return count
+
+
+def _values_of(row: Any) -> int:
+    """How much a record holds: ids and mask values, and its text as if four characters were one."""
+    values = len(getattr(row, "input_ids", None) or ()) + len(getattr(row, "loss_mask", None) or ())
+    for turn in getattr(row, "turns", ()):
+        values += len(turn.prompt_ids) + len(turn.output_ids)
+    return values + sum(len(message.content) + len(message.reasoning or "") for message in row.messages) // 4
 
 
 def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
@@ -425,10 +440,21 @@ def open_parquet(path: Path | str) -> pq.ParquetFile:
     return _ParquetFile(path)
 
 
+def batches(file: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in batches of at most a row group, smaller ones where rows are large."""
+    footer = file.metadata
+    chunks = [
+        footer.row_group(group).column(i) for group in range(footer.num_row_groups) for i in range(footer.num_columns)
+    ]
+    held = sum(max(chunk.num_values, chunk.total_uncompressed_size // 4) for chunk in chunks)
+    rows = _VALUES_AT_ONCE * footer.num_rows // max(1, held)
+    return file.iter_batches(batch_size=max(1, min(ROWS_PER_GROUP, rows)), columns=columns)
+
+
 def read_rows(path: Path | str, kind: type) -> Iterator[Any]:
-    """Yield the records of a Parquet file that `write_rows` wrote, one row group in memory at a time."""
+    """Yield the records of a Parquet file that `write_rows` wrote, some of them in memory at a time."""
     with open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
+        for batch in batches(file):
             for row in batch.to_pylist():
                 yield from_dict(kind, row)
 

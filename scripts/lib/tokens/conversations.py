@@ -19,7 +19,7 @@ from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.tokens.provenance import provenance_of
 
 # Text that is tokenized at once, so that the tokenizer's threads have work. Rows differ by a factor of 10,000.
-CHARACTERS_AT_ONCE = 2_000_000
+CHARACTERS_AT_ONCE = 500_000
 
 
 def tokenize_conversations(config: Config, dataset: str, target: Target, prompts: Path, output: Path) -> dict[str, int]:

@@ -117,7 +117,7 @@ def write_token_frequencies(path: Path, shards: Iterable[Path], vocab_size: int,
     supervised = np.zeros(vocab_size, dtype=np.int64)
     for shard in shards:
         with records.open_parquet(shard) as file:
-            for batch in file.iter_batches(batch_size=records.ROWS_PER_GROUP, columns=["input_ids", "loss_mask"]):
+            for batch in records.batches(file, ["input_ids", "loss_mask"]):
                 ids = batch.column("input_ids").flatten().to_numpy()
                 mask = batch.column("loss_mask").flatten().to_numpy()
                 counts += np.bincount(ids, minlength=vocab_size)

@@ -111,7 +111,7 @@ def _refused_rows(tokens: Path, refused: dict[int, tuple[str, str]]) -> Iterator
         return
     first = 0
     with records.open_parquet(tokens) as file:
-        for batch in file.iter_batches(batch_size=records.ROWS_PER_GROUP):
+        for batch in records.batches(file):
             for row in range(batch.num_rows):
                 if first + row in refused:
                     check, detail = refused[first + row]
@@ -171,7 +171,7 @@ def _outcomes(path: Path) -> Iterator[tuple[str, str, list[str]]]:
     """(prompt id, outcome, finish reason of every turn) of a shard, without reading any ids."""
     with records.open_parquet(path) as file:
         columns = ["id", "outcome", "turns.list.element.finish_reason"]
-        for batch in file.iter_batches(batch_size=records.ROWS_PER_GROUP, columns=columns):
+        for batch in records.batches(file, columns):
             for row in batch.to_pylist():
                 yield row["id"], row["outcome"], [turn["finish_reason"] for turn in row["turns"]]
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.lib.config.file import parse_config
+from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT
 from scripts.lib.core.records import (
@@ -23,6 +24,7 @@ from scripts.lib.core.records import (
     Reject,
     Sample,
     Turn,
+    batches,
     columns_of,
     in_schema,
     open_parquet,
@@ -150,6 +152,19 @@ def test_rows_are_written_in_groups(tmp_path):
     rows = (Prompt(str(i), "d", "f", "k") for i in range(2500))
     assert write_rows(tmp_path / "a", Prompt, rows, {}) == 2500
     assert pq.ParquetFile(tmp_path / "a").num_row_groups == 3
+
+
+def test_large_rows_are_written_and_read_few_at_a_time(tmp_path, monkeypatch):
+    """The ids of an agent's trajectory are a million, and a thousand of those are no row group."""
+    monkeypatch.setattr(records, "GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(records, "_VALUES_AT_ONCE", 100_000)
+    ids = list(range(100_000))
+    rows = [Sample(str(n), "p", "d", ids, [1] * len(ids), "engine", "ok") for n in range(12)]
+    assert write_rows(tmp_path / "a", Sample, iter(rows), {}) == 12
+    with open_parquet(tmp_path / "a") as file:
+        assert file.num_row_groups == 4  # of three rows, the first that are more than a megabyte
+        assert {len(batch) for batch in batches(file)} == {1}
+    assert list(read_rows(tmp_path / "a", Sample)) == rows
 
 
 @pytest.mark.parametrize("where", [b"prompt number", b"source_of_it"], ids=["a page", "the names of columns"])
