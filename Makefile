@@ -31,6 +31,7 @@ test-all: test test-slow  ## every test
 lint: $(VENV)/.dev  ## what CI checks before the tests
 	ruff check .
 	ruff format --check .
+	mypy
 	snakefmt --check Snakefile rules
 	snakemake --lint
 

@@ -21,7 +21,6 @@ import heapq
 import io
 import itertools
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -341,4 +340,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

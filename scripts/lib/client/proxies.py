@@ -25,7 +25,7 @@ class Proxy:
 
     def bypassed(self, host: str, port: int) -> bool:
         """Whether NO_PROXY names the host."""
-        return bool(urllib.request.proxy_bypass_environment(f"{host}:{port}"))
+        return bool(urllib.request.proxy_bypass(f"{host}:{port}"))
 
 
 def proxies_of_environment() -> dict[str, Proxy]:

@@ -1,5 +1,6 @@
 """The configuration, described: its JSON schema and its reference page, both made from the models."""
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -51,7 +52,7 @@ def _is_operational(field: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra.get("operational"))
 
 
-def _sections(model: type[BaseModel], path: str, operational: bool):
+def _sections(model: type[BaseModel], path: str, operational: bool) -> Iterator[tuple[str, type[BaseModel], bool]]:
     yield path, model, operational
     for name, field in model.model_fields.items():
         inner, repeated = _inner_section(field.annotation)

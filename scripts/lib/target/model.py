@@ -149,7 +149,10 @@ class Target:
         try:
             parsed_tools = read_json(tools) if tools else None
             variables = read_json(template_kwargs) if template_kwargs else {}
-            apply = functools.partial(self._apply, tools=parsed_tools, generation_prompt=generation_prompt, **variables)
+
+            def apply(messages: list[dict]) -> str:
+                return self._apply(messages, parsed_tools, generation_prompt, **variables)
+
             return self._apply_with_calls(conversation, apply) if calls else apply(conversation)
         except _REFUSALS as error:
             raise TemplateError(" ".join(str(error).split())[:300] or type(error).__name__) from None

@@ -51,7 +51,7 @@ def hub_files(source: str, plan: Plan, where: str) -> list[SourceFile]:
         if not paths:  # a folder, as on this machine
             paths = data_files([file for file in repository.files if file.startswith(path[0].rstrip("/") + "/")])
         if not paths:
-            raise UserError(f"{where}: {source}: no such file; there are {_some(data_files(repository.files))}")
+            raise UserError(f"{where}: {source}: no such file; there are {_some(data_files(list(repository.files)))}")
     else:
         card = _card(repository)
         paths = choose_files(list(repository.files), card, plan.hub_config, plan.split, f"{where}: {source}")
