@@ -29,8 +29,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import orjson
@@ -39,6 +40,7 @@ from scripts.lib.completions import generate as generation
 from scripts.lib.completions.generate import generate
 from scripts.lib.completions.job import ShardJob
 from scripts.lib.config.file import parse_config
+from scripts.lib.config.model import Config
 from scripts.lib.core.records import Message, Prompt, read_rows, write_rows
 from scripts.lib.target.model import Target, load_target
 from scripts.lib.target.prepare import prepare_target
@@ -69,7 +71,7 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def config(url: str, in_flight: int):
+def config(url: str, in_flight: int) -> Config:
     return parse_config(
         {
             "model": {"name": "embedded:smollm2", "context_length": 8192},
@@ -87,7 +89,7 @@ def write_prompts(path: Path, count: int, target: Target) -> None:
     """A shard as stage 1 writes it."""
     dice = random.Random(0)
 
-    def rows():
+    def rows() -> Iterator[Prompt]:
         for row in range(count):
             id = hashlib.sha256(str(row).encode()).hexdigest()[:32]
             messages = [Message("user", " ".join(dice.choices(WORDS, k=PROMPT_WORDS)))]
@@ -114,7 +116,7 @@ def ours(folder: Path, url: str, in_flight: int, count: int) -> dict[str, float]
     marks: list[float] = []
     finish = generation.finish
 
-    def timed(*arguments, **named):
+    def timed(*arguments: Any, **named: Any) -> Any:
         marks.append(cpu())
         return finish(*arguments, **named)
 
@@ -187,7 +189,7 @@ def async_openai(folder: Path, url: str, in_flight: int, count: int) -> dict[str
     return {"answering": (cpu() - begun) / count}
 
 
-async def in_turn(in_flight: int, items, ask: Callable[..., Awaitable]) -> None:
+async def in_turn(in_flight: int, items: Iterable[Any], ask: Callable[..., Awaitable]) -> None:
     """`in_flight` workers over the items."""
     left = iter(items)
 

@@ -237,7 +237,9 @@ def lower_bound(tokens: float, fleet: dict[str, SimulatedServer]) -> float:
     raise AssertionError("unreachable")
 
 
-async def simulate(folder: Path, target: Target, target_folder: Path, jobs: int, prompts: int, scenario: "Scenario"):
+async def simulate(
+    folder: Path, target: Target, target_folder: Path, jobs: int, prompts: int, scenario: "Scenario"
+) -> tuple[float, float, float]:
     """Returns (makespan, lower bound, share of tokens made twice)."""
     loop = asyncio.get_running_loop()
     slowness = [2.5 if scenario.slow and number == 0 else 1.0 for number in range(8)]

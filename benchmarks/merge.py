@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,9 @@ def generate(folder: Path, samples: int, mean_tokens: int, seed: int) -> tuple[l
     return shards, total
 
 
-def _group(rng, words: list[str], dataset: str, first: int, count: int, mean_tokens: int) -> pa.Table:
+def _group(
+    rng: np.random.Generator, words: list[str], dataset: str, first: int, count: int, mean_tokens: int
+) -> pa.Table:
     lengths = np.clip(rng.gamma(2.0, mean_tokens / 2, count).astype(np.int64), 16, None)
     ends = np.concatenate([[0], np.cumsum(lengths)])
     ids = (rng.zipf(1.2, ends[-1]) % VOCABULARY).astype(np.int32)
@@ -99,7 +102,7 @@ def rewrite(files: list[Path], output: Path) -> None:
         os.fsync(file.fileno())
 
 
-def measured(work) -> tuple[float, float, float]:
+def measured(work: Callable[[], object]) -> tuple[float, float, float]:
     """Run `work` in a child process. Returns its seconds, its CPU seconds and its peak memory in GB."""
     sys.stdout.flush()
     started = time.perf_counter()

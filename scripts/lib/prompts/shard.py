@@ -45,7 +45,7 @@ def id_lists(column: pa.ListArray) -> Iterator[np.ndarray]:
 def ids_digest(ids: np.ndarray | Sequence[int], seed: int = 0) -> bytes:
     """128 bits that tell one list of token ids from another, or what was drawn with another seed."""
     numbers = np.ascontiguousarray(ids, np.int32)
-    return hashlib.blake2b(numbers, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)).digest()
+    return hashlib.blake2b(numbers.data, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)).digest()
 
 
 def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:

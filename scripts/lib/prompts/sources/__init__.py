@@ -1,6 +1,6 @@
 """Where prompts come from: local files, the Hugging Face Hub, remote stores; raw rows to conversations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from scripts.lib.config.model import Dataset
 from scripts.lib.prompts.defects import Defect
@@ -46,7 +46,7 @@ def source_files(name: str, dataset: Dataset) -> list[SourceFile]:
     return files
 
 
-def read_rows(files: list[SourceFile], opening: Callable[[SourceFile], None] = lambda file: None) -> Iterator[Row]:
+def read_rows(files: Sequence[SourceFile], opening: Callable[[SourceFile], None] = lambda file: None) -> Iterator[Row]:
     """Raw rows of all files, one in memory at a time; `opening` hears of each file before it is opened.
 
     Raises UserError when a file can't be read on, or was changed meanwhile.

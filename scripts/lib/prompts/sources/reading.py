@@ -78,7 +78,7 @@ class LocalFile:
         status = os.fstat(raw.fileno())
         self._seen = _identity(status)
         if self._random_access:
-            digest = hashlib.file_digest(raw, "sha256").hexdigest()  # type: ignore[arg-type]
+            digest = hashlib.file_digest(raw, "sha256").hexdigest()
             self._digest = lambda: (status.st_size, digest)
             raw.seek(0)
             return io.BufferedReader(raw)

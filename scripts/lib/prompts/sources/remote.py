@@ -40,7 +40,7 @@ def remote_files(source: str, where: str) -> list[SourceFile]:
             files = _other_files(source)
     except ImportError as error:
         raise UserError(f"{where}: {shown}: needs a package that isn't installed: {error}") from None
-    except (OSError, ValueError, *_errors()) as error:
+    except _errors() as error:
         raise UserError(f"{where}: {shown}: can't be reached: {_told(error, source)}") from None
     if not files:
         raise UserError(f"{where}: {shown}: no file matches")
@@ -51,7 +51,7 @@ def _errors() -> tuple[type[Exception], ...]:
     import aiohttp
     from botocore.exceptions import BotoCoreError, ClientError
 
-    return (aiohttp.ClientError, TimeoutError, fsspec.exceptions.FSTimeoutError, BotoCoreError, ClientError)
+    return (OSError, ValueError, aiohttp.ClientError, fsspec.exceptions.FSTimeoutError, BotoCoreError, ClientError)
 
 
 def _told(error: Exception, source: str) -> str:
@@ -151,8 +151,8 @@ class RemoteFile:
             copied(raw.at, copy)
             raw.close()
             copy.seek(0)
-            return copy  # type: ignore[return-value]
-        return io.BufferedReader(raw, RANDOM_BLOCK_BYTES)  # type: ignore[return-value]
+            return copy
+        return io.BufferedReader(raw, RANDOM_BLOCK_BYTES)
 
     def describe(self) -> dict[str, Any]:
         if self._pinned is None:
