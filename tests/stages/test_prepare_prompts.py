@@ -1,7 +1,9 @@
 """Stage 1 by its command line, on real files and the real tokenizer of the embedded model."""
 
 import gzip
+import hashlib
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from scripts import prepare_prompts as entry
 from scripts import prepare_target
 from scripts.lib.config.file import parse_config
+from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Prompt, read_provenance, read_rows
 from scripts.lib.prompts.candidates import Candidates
 from scripts.lib.prompts.prepare import prepare_prompts
@@ -295,6 +298,29 @@ def test_mistakes_are_one_line(run, capfd, rows, sections, message):
     assert len([line for line in error.splitlines() if not line.startswith("a: reading ")]) == 1
     left = {path.name for path in run.output("a").glob("*")}  # neither results nor the file of candidates
     assert left == ({"report.json"} if "no prompt is left" in message else set())
+
+
+@pytest.mark.parametrize("moment", ["reading", "rows, "])
+def test_a_source_that_is_replaced_meanwhile_stops(run, target, moment):
+    """With its time kept, as copies do: the next run would have nothing to do."""
+    path = Path(run.write("a.jsonl", asks(40)))
+    new = Path(run.write("new.jsonl", asks(40, "Other")))
+    os.utime(new, ns=(path.stat().st_mtime_ns,) * 2)
+
+    def say(line):
+        if moment in line and new.exists():
+            assert path.exists()
+            os.replace(new, path)
+
+    config = parse_config(configured({"source": str(path)}), "test")
+    if moment == "reading":  # before its first byte: the new rows, described as such
+        report = prepare_prompts(config, "a", load_target(target), run.output("a"), say=say)
+        assert report["sources"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert all(text.startswith("Other") for text in run.texts())
+    else:
+        with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read: run again"):
+            prepare_prompts(config, "a", load_target(target), run.output("a"), say=say)
+    assert not new.exists()
 
 
 @pytest.mark.parametrize(

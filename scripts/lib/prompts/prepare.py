@@ -78,7 +78,11 @@ def prepare_prompts(
             "sources": [{"name": file.name, **file.describe()} for file in files],
             "code": code_version(),
         }
-        return preparation.finish(output, provenance)
+        report = preparation.finish(output, provenance)
+        for file in files:
+            # One that is replaced now looks older than what was made of its predecessor: nobody would notice later.
+            file.describe()
+        return report
 
 
 def longest_prompt(config: Config, dataset: Dataset, target: Target) -> int:

@@ -154,7 +154,7 @@ def _microseconds(array: pa.Array) -> pa.Array:
 def _text(data: bytes, kind: pa.DataType) -> bytes | str:
     """Text that a writer without logical types stored as bytes (Impala, older Spark, Parquet's ENUM)."""
     try:
-        return data.decode()
+        return data if b"\0" in data else data.decode()
     except UnicodeDecodeError:
         return data
 

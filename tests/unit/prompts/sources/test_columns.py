@@ -39,7 +39,7 @@ def json_array(texts):
         (pa.array(["a", None], pa.string_view()), ["a", None]),
         (pa.array([b"caf\xc3\xa9", b"\x89PNG", None]), ["café", b"\x89PNG", None]),
         (pa.array([b"text"], pa.large_binary()), ["text"]),
-        (pa.array([b"four"], pa.binary(4)), ["four"]),
+        (pa.array([b"four", b"\0\0\3\0"], pa.binary(4)), ["four", b"\0\0\3\0"]),
         (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
         (pa.array([decimal.Decimal(LONG), None], pa.decimal128(38, 0)), [LONG, None]),
         (pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.00")], pa.decimal128(5, 2)), [1.5, 2.0]),
