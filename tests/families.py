@@ -260,7 +260,7 @@ FAMILIES: dict[str, Family] = {
         "<|channel>thought\n{thought}\n<channel|>{content}<turn|>",
         "{content}<turn|>",
         "<bos>",
-        ends=(1, 106),
+        ends=(1, 106, 50),  # a turn that calls a tool ends where its result begins
         kwargs={"enable_thinking": True},
     ),
     "deepseek-v3": Family(

@@ -48,9 +48,13 @@ def split_anyhow(text: str, own: Tags) -> tuple[str, str] | None:
 def split_prefilled(text: str, tags: Tags) -> tuple[str, str] | None:
     """Like `split`, also where the opening tag is missing because the prompt ended with it: `Simple.</think>4.`."""
     opening, closing = tags
-    if closing not in text:
+    before, closed, _ = text.partition(closing)
+    if not closed:
         return None
-    return split(text if text.lstrip().startswith(opening) else opening + text, (tags,))
+    if before.lstrip().startswith(opening):
+        return split(text, (tags,))
+    # Tags in the middle are what the text is about, or follow words of the answer: no thought stands there.
+    return None if opening in before else split(opening + text, (tags,))
 
 
 # `<think>`, `[/THINK]`, `<|channel>`, `<channel|>`, `<seed:think>`, `◁think▷`
