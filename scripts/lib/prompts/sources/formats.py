@@ -152,6 +152,8 @@ def _messages(columns: Columns, reading: Reading) -> Conversation:
     if only_texts and not columns.named("messages") and not columns.has("turns"):
         raise Defect("bad_messages", "texts that don't say who speaks: name `fields.messages` if all are the user's")
     messages = to_messages(turns, reading)
+    if reading.answers:
+        weights.follow_list(columns, messages)
     if columns.named("response"):
         messages += _answer(columns, reading)
     return Conversation(messages, prompts_only=only_texts)

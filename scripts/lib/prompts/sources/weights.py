@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources.fields import Columns
 
 # OpenAI, Mistral, Fireworks, Together, SlimOrca: weight; LLaMA-Factory: loss_weight; axolotl: train, training;
 # verl: trainable; ms-swift: loss; LoongForge: loss_mask.
 TURN_KEYS = ("weight", "loss_weight", "train", "training", "trainable", "loss", "loss_mask")
+_LISTS = ("loss_mask", "loss_weights", "turn_weights", "weights")
 _ROW_KEYS = ("weight", "loss_weight", "sample_weight", "train", "trainable")
 # TRL and ms-swift, LLaMA-Factory, HALOs; the others are what people call the same.
 _OPINIONS = ("label", "kto_tag", "is_good", "is_chosen", "chosen", "desirable", "accepted")
@@ -35,6 +37,23 @@ def learnt(turn: dict) -> tuple[bool, bool]:
         wanted = wanted and weight > 0
         odd = odd or weight not in (0, 1)
     return wanted, odd
+
+
+def follow_list(columns: Columns, messages: list[Message]) -> None:
+    """Follow a row's list of what is to be learnt, one entry for each turn or for each answer (LLaMA-Factory's PR 9630).
+
+    Raises Defect `turn_weights` for a list that fits neither.
+    """
+    listed = next((value for name in _LISTS if isinstance(value := columns.look(name), list)), None)
+    if listed is None:
+        return
+    answers = [message for message in messages if message.role == "assistant"]
+    weighed = {len(answers): answers, len(messages): messages}.get(len(listed))
+    wanted = [_weight(value) for value in listed]
+    if weighed is None or None in wanted:
+        raise Defect("turn_weights", f"a list of {len(listed)} for {len(messages)} turns")
+    for message, weight in zip(weighed, wanted):
+        message.trainable = message.trainable and (weight != 0 or message.role != "assistant")
 
 
 def refuse_unlearnt(columns: Columns) -> None:

@@ -60,3 +60,24 @@ def test_a_weight_of_the_users_turn_says_nothing():
 def test_weights_between_are_counted():
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0.5}]
     assert to_conversation({"messages": turns}, "auto", Fields()).changes == ["turn_weights_ignored"]
+
+
+TURNS = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd")]
+
+
+@pytest.mark.parametrize(
+    ("listed", "learnt"),
+    [([0, 0, 0, 1], [False, True]), ([False, True], [False, True]), ([1, 1, 1, 1], [True, True])],
+)
+def test_a_list_beside_the_turns_says_what_is_learnt(listed: list, learnt: list[bool]):
+    """One entry a message, as LLaMA-Factory's pull request 9630 has it, or one an answer."""
+    messages = to_conversation({"messages": TURNS, "loss_mask": listed}, "auto", Fields()).messages
+    assert [message.trainable for message in messages if message.role == "assistant"] == learnt
+    assert all(message.trainable for message in messages if message.role == "user")
+
+
+def test_a_list_that_fits_no_turns_is_refused():
+    with pytest.raises(Defect) as raised:
+        to_conversation({"messages": TURNS, "loss_mask": [0, 1, 1]}, "auto", Fields())
+    assert raised.value.reason == "turn_weights"
+    assert to_conversation({"messages": TURNS, "loss_mask": [0, 1, 1]}, "auto", Fields(), answers=False).messages
