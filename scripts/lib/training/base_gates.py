@@ -18,7 +18,9 @@ from scripts.lib.completions.outcomes import repeating_tail
 from scripts.lib.config.model import Validation
 from scripts.lib.core.errors import UserError
 
-NULL = "null"  # ids, a mask or an id are null: no shard of ours can hold that
+# What no shard of ours can hold, so validation has no name for it.
+NULL = "null"  # ids, a mask, an id, a message or a flag are null
+NO_JSON = "no_json"  # tools or template variables aren't what they say
 _INT32 = np.iinfo(np.int32)
 _STOPS = 16  # stop tokens that may stand at the end of an answer
 
@@ -137,8 +139,10 @@ class BaseGates:
         self.refused: Counter[tuple[str, str]] = Counter()
         self.examples: dict[str, str] = {}
 
-    def keep(self, tokens: Tokens, names: list[str], where: Callable[[int], str], unfit: np.ndarray) -> np.ndarray:
-        """Which rows of a batch may enter. `names`: their datasets; `unfit`: rows that lack an id."""
+    def keep(
+        self, tokens: Tokens, names: list[str], where: Callable[[int], str], unfit: dict[str, np.ndarray]
+    ) -> np.ndarray:
+        """Which rows of a batch may enter. `names`: their datasets; `unfit`: which rows are NULL or NO_JSON."""
         self.rows += len(names)
         keep = np.ones(len(names), bool)
         for check, fails, detail in self._checks(tokens, unfit):
@@ -153,13 +157,15 @@ class BaseGates:
         return keep
 
     def _checks(
-        self, tokens: Tokens, unfit: np.ndarray
+        self, tokens: Tokens, unfit: dict[str, np.ndarray]
     ) -> Iterator[tuple[str, Callable[[], np.ndarray], Callable[[int], str]]]:
         """(name, rows that fail, what is wrong with a row), in validation's order: a row counts for the first."""
         limits, lengths, sums = self.limits, tokens.lengths, tokens.supervised
         odd_mask = _outside(tokens.mask, 2, tokens.mask_lengths)
         vocab_size = limits.vocab_size or _INT32.max
-        yield NULL, lambda: tokens.null | unfit, lambda row: "ids, mask or id hold a null"
+        no_row = np.zeros(len(lengths), bool)
+        yield NULL, lambda: tokens.null | unfit.get(NULL, no_row), lambda row: "holds a null where a sample has none"
+        yield NO_JSON, lambda: unfit.get(NO_JSON, no_row), lambda row: "its tools or template_kwargs are no JSON"
         yield (
             "lengths",
             lambda: (lengths == 0) | (lengths != tokens.mask_lengths) | odd_mask,

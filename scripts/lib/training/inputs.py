@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
+from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Sample
 from scripts.lib.prompts.sources.folders import files_below
 from scripts.lib.training import manifest
-from scripts.lib.training.base_gates import BaseGates, Limits, Tokens
+from scripts.lib.training.base_gates import NO_JSON, NULL, BaseGates, Limits, Tokens, rows_with
 
 BATCH_BYTES = 16 << 20  # Arrow bytes of one batch: what is in memory while a file is read
 FOREIGN_DATASET = "base"  # dataset name of base rows that have none
@@ -149,24 +150,25 @@ def _names(source: MergedFile) -> list[str]:
 
 def _as_samples(batch: pa.RecordBatch, path: Path, first: int, gates: BaseGates) -> pa.RecordBatch:
     """The base rows that the gates let in, in SAMPLE_SCHEMA: columns cast to ours, missing ones filled in."""
-    names = _cast(batch, "dataset", pa.string(), path) or pa.nulls(len(batch), pa.string())
+    names = _cast(batch, "dataset", path) or pa.nulls(len(batch), pa.string())
     names = pc.fill_null(names, FOREIGN_DATASET)
     # Wide first: what doesn't fit is a row to refuse, not a file.
     wide = {name: _integers(batch, name, path) for name in ("input_ids", "loss_mask")}
-    unfit = np.zeros(len(batch), bool)
-    for name in ("id", "prompt_id"):
-        if name in batch.schema.names:
-            unfit |= pc.is_null(batch[name]).to_numpy(zero_copy_only=False)
     keep = gates.keep(
-        Tokens(wide["input_ids"], wide["loss_mask"]), names.to_pylist(), lambda row: f"{path}:{first + row}", unfit
+        Tokens(wide["input_ids"], wide["loss_mask"]),
+        names.to_pylist(),
+        lambda row: f"{path}:{first + row}",
+        _unfit(batch, path),
     )
-    batch, chosen = batch.filter(pa.array(keep)), {name: array.filter(pa.array(keep)) for name, array in wide.items()}
-    kinds = {column.name: column.type for column in records.SAMPLE_SCHEMA}
-    columns = {name: array.cast(kinds[name]) for name, array in chosen.items()}
-    columns["dataset"] = names.filter(pa.array(keep))
+    kept = pa.array(keep)
+    batch = batch.filter(kept)
+    columns = {
+        name: array.filter(kept).cast(records.SAMPLE_SCHEMA.field(name).type)
+        for name, array in {**wide, "dataset": names}.items()
+    }
     for name in batch.schema.names:
         if name not in columns:
-            columns[name] = _cast(batch, name, kinds[name], path)
+            columns[name] = _cast(batch, name, path)
     # A row without an id is known by its tokens, never by its position.
     columns.setdefault("id", pa.array(_content_ids(columns["input_ids"], columns["loss_mask"]), pa.string()))
     columns.setdefault("prompt_id", columns["id"])
@@ -176,21 +178,57 @@ def _as_samples(batch: pa.RecordBatch, path: Path, first: int, gates: BaseGates)
     )
 
 
+def _unfit(batch: pa.RecordBatch, path: Path) -> dict[str, np.ndarray]:
+    """Which rows hold what no sample of ours can, beside their tokens, by the check that says so."""
+    null, no_json = np.zeros(len(batch), bool), np.zeros(len(batch), bool)
+    for name in batch.schema.names:
+        if name in ("id", "prompt_id"):
+            null |= pc.is_null(batch[name]).to_numpy(zero_copy_only=False)
+        elif name in ("messages", "flags"):
+            null |= _hold_nulls(batch[name])
+        elif name in ("tools", "template_kwargs"):
+            texts = _cast(batch, name, path)
+            odd = pa.array([text for text in pc.unique(texts).to_pylist() if not _is_json(text)], pa.string())
+            no_json |= pc.is_in(texts, odd).to_numpy(zero_copy_only=False)
+    return {NULL: null, NO_JSON: no_json}
+
+
+def _hold_nulls(column: pa.Array) -> np.ndarray:
+    """Rows whose list has an element that is null, or a message without role or content."""
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return np.zeros(len(column), bool)  # the cast says what it is
+    values = pc.list_flatten(column)
+    null = pc.is_null(values)
+    if pa.types.is_struct(values.type):
+        for name in {"role", "content"} & {field.name for field in values.type}:
+            null = pc.or_(null, pc.is_null(pc.struct_field(values, name)))
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return rows_with(np.flatnonzero(null.to_numpy(zero_copy_only=False)), lengths) > 0
+
+
+def _is_json(text: str | None) -> bool:
+    try:
+        return text is None or isinstance(read_json(text), list | dict)
+    except NotJson:
+        return False
+
+
 def _integers(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     ours = records.SAMPLE_SCHEMA.field(name).type
-    return batch[name] if batch[name].type == ours else _cast(batch, name, pa.list_(pa.int64()), path)
+    return batch[name] if batch[name].type == ours else _cast(batch, name, path, pa.list_(pa.int64()))
 
 
-def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType, path: Path) -> pa.Array | None:
-    """A column in the type that ours has, None when there is none. Raises UserError when it can't be."""
+def _cast(batch: pa.RecordBatch, name: str, path: Path, kind: pa.DataType | None = None) -> pa.Array | None:
+    """A column as `kind`, else as ours; None when there is none. Raises UserError when it can't be."""
     if name not in batch.schema.names:
         return None
-    values = batch[name]
+    kind, values = kind or records.SAMPLE_SCHEMA.field(name).type, batch[name]
     try:
         if name == "loss_mask" and pa.types.is_boolean(values.type.value_type):
             values = values.cast(pa.list_(pa.int8()))
         return records.in_type(values, kind).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, AttributeError) as error:
+    except (pa.ArrowException, AttributeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: column `{name}` of type {batch[name].type} is no {kind}: {reason}") from None
 
@@ -201,8 +239,8 @@ _FILLING: dict[str, Any] = {"ids_origin": "given", "outcome": "kept", "messages"
 def _filled(array: pa.Array | None, column: pa.Field, rows: int) -> pa.Array:
     """The column, with what stands for its missing values."""
     filling = pa.scalar(_FILLING.get(column.name), column.type)
-    if array is None:
-        return pa.repeat(filling, rows)
+    if array is None:  # pyarrow repeats no list no times
+        return pa.repeat(filling, rows) if rows else pa.array([], column.type)
     return pc.if_else(pc.is_null(array), filling, array) if array.null_count and not column.nullable else array
 
 

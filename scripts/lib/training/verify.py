@@ -112,17 +112,20 @@ class _Rows:
 
     def _part(self, path: Path, part: Part, seed: int | None) -> None:
         with records.open_parquet(path) as file:
-            missing = [name for name in _NEEDED if name not in file.schema_arrow.names]
+            odd = _odd_columns(file.schema_arrow)
             found: Counter[str] = Counter()
-            for group in range(0 if missing else file.num_row_groups):
-                table = file.read_row_group(group, use_threads=True).combine_chunks()
+            for group in range(0 if odd else file.num_row_groups):
+                table = file.read_row_group(group, columns=list(_NEEDED), use_threads=True).combine_chunks()
+                if nulls := [name for name in _NEEDED if table[name].null_count]:
+                    self.problems.add("columns", f"{path}: column `{nulls[0]}` holds nulls")
+                    continue
                 for row, kind, text in row_problems(table, self.vocab_size):
                     self.problems.add(kind, f"{path}:{found['rows'] + row}: {text}")
                 if seed is not None:
                     self._order(table, seed, path, found["rows"])
                 self._count(table, found)
-        if missing:
-            self.problems.add("columns", f"{path}: has no column `{missing[0]}`")
+        for line in odd:
+            self.problems.add("columns", f"{path}: {line}")
         for line in _unequal(found, asdict(part)):
             self.problems.add("counts of a part", f"{path}: {line}")
 
@@ -144,6 +147,16 @@ class _Rows:
         for column in ("ids_origin", "outcome"):
             for name, value, rows in labels(table, column):
                 getattr(self.seen[name], column)[value] += rows
+
+
+def _odd_columns(schema: pa.Schema) -> list[str]:
+    lines = []
+    for name in _NEEDED:
+        if name not in schema.names:
+            lines.append(f"has no column `{name}`")
+        elif schema.field(name).type != records.SAMPLE_SCHEMA.field(name).type:
+            lines.append(f"column `{name}` is of type {schema.field(name).type}")
+    return lines
 
 
 def row_problems(rows: pa.Table | pa.RecordBatch, vocab_size: int | None) -> list[tuple[int, str, str]]:

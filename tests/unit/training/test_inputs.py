@@ -3,7 +3,6 @@ import shutil
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -158,6 +157,66 @@ def test_rows_that_no_shard_could_hold_stay_out_of_the_corpus(tmp_path, ids, mas
     assert gates.rows == 51
 
 
+@pytest.mark.parametrize(
+    ("columns", "check"),
+    [
+        ({"messages": pa.array([[{"role": "user", "content": "q"}], [None], []])}, "null"),
+        ({"messages": pa.array([[{"role": "user", "content": "q"}], [{"role": "user", "content": None}], []])}, "null"),
+        ({"flags": pa.array([["a"], [None], []])}, "null"),
+        ({"tools": ["[]", "search, browse", None]}, "no_json"),
+        ({"template_kwargs": ['{"a": 1}', "7", None]}, "no_json"),
+    ],
+)
+def test_what_stands_beside_the_tokens_is_what_it_says(tmp_path, columns, check):
+    rows, gates = read_base(tmp_path, GOOD[:3], **columns)
+    assert [row["input_ids"] for row in rows] == [GOOD[0][0], GOOD[2][0]]
+    assert gates.refused == {("base", check): 1}
+
+
+def test_a_file_of_which_nothing_may_enter(tmp_path):
+    rows, gates = read_base(tmp_path, [([], []), ([1, 2], [0, 0]), ([1], None)])
+    assert rows == []
+    assert gates.refused.total() == 3
+
+
+ODD = {
+    "int": pa.array([1, 2, 3]),
+    "text": pa.array(["a", "b", "c"]),
+    "bytes": pa.array([b"a", b"\xff", b"c"]),
+    "null": pa.nulls(3),
+    "float": pa.array([1.5, 2.0, None]),
+    "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+    "texts": pa.array([["1", "x", "3"]] * 3),
+    "nulls": pa.array([[None] * 3] * 3),
+    "lists": pa.array([[[1], [2]]] * 3),
+    "struct": pa.array([{"a": 1}] * 3),
+    "map": pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64())),
+    "nan": pa.array([[0.0, float("nan"), 1.0]] * 3),
+    "huge": pa.array([[2**63 + 5, 1, 2]] * 3, pa.list_(pa.uint64())),
+    "fixed with null": pa.array([[0, 1, 1], None, [0, 1, 1]], pa.list_(pa.int8(), 3)),
+    "empty": pa.array([[]] * 3, pa.list_(pa.int64())),
+    "messages": pa.array([[{"role": 1, "content": 2}]] * 3),
+}
+
+
+@pytest.mark.parametrize("column", records.SAMPLE_SCHEMA.names)
+@pytest.mark.parametrize("values", ODD.values(), ids=ODD.keys())
+def test_a_column_of_any_type_is_read_refused_or_named(tmp_path, column, values):
+    """And never ends in a traceback, nor in rows that no stage after this can read."""
+    path = tmp_path / "base/x.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"input_ids": IDS, "loss_mask": MASK} | {column: values}), path)
+    gates = BaseGates(LIMITS)
+    try:
+        tables = [pa.Table.from_batches([batch]) for batch in batches(base_files(tmp_path / "base")[0], gates)]
+    except UserError as error:
+        assert f"x.parquet: column `{column}` of type" in str(error)
+        return
+    rows = [records.from_dict(Sample, row) for table in tables for row in table.to_pylist()]
+    assert len(rows) + gates.refused.total() == 3
+    records.write_rows(tmp_path / "again.parquet", Sample, rows, {})
+
+
 def test_a_row_without_an_id_where_others_have_one(tmp_path):
     rows, gates = read_base(tmp_path, GOOD[:3], id=["a", None, "c"], dataset=["x", "x", "y"])
     assert [row["id"] for row in rows] == ["a", "c"]
@@ -188,7 +247,7 @@ def test_the_gates_are_those_of_validation(rows, adjacent):
     facts = {"bos_id": 3, "eos_ids": [2], "context_length": 99}
     gates = BaseGates(limits_of(settings, {"vocab_size": 12}, facts))
     tokens = Tokens(*(pa.array(column, pa.list_(pa.int64())) for column in zip(*rows)))
-    keep = gates.keep(tokens, ["base"] * len(rows), str, np.zeros(len(rows), bool))
+    keep = gates.keep(tokens, ["base"] * len(rows), str, {})
     assert keep.tolist() == [one is None for one in told]
     assert gates.refused == Counter(("base", one[0]) for one in told if one)
 

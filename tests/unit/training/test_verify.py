@@ -158,9 +158,21 @@ def test_a_version_in_the_folder_of_another_one(training, tmp_path):
     assert verify(moved)[1] == [f"{moved / 'manifest.json'}: version {version} lies in the folder of another one"]
 
 
-def test_a_part_that_lacks_a_column(training):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda table: table.drop_columns(["outcome"]), "has no column `outcome`"),
+        (lambda table: replaced(table, "input_ids", ["x"] * len(table)), "column `input_ids` is of type string"),
+        (lambda table: replaced(table, "id", list(range(len(table)))), "column `id` is of type int64"),
+        (lambda table: replaced(table, "id", [None, *table["id"].to_pylist()[1:]]), "column `id` holds nulls"),
+    ],
+)
+def test_a_part_whose_columns_are_others(training, change, says):
     path = training / "part-00000.parquet"
-    table = pq.read_table(path).drop_columns(["outcome"])
-    pq.write_table(table, path)
+    pq.write_table(change(pq.read_table(path)), path)
     edit(training, lambda m: m["parts"][0].update(sha256=durable.sha256_file(path), bytes=path.stat().st_size))
-    assert f"{path}: has no column `outcome`" in verify(training)[1]
+    assert f"{path}: {says}" in verify(training)[1]
+
+
+def replaced(table, name, values):
+    return table.set_column(table.schema.get_field_index(name), name, pa.array(values))
