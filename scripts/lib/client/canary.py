@@ -8,6 +8,7 @@ issue 18874, vllm issues 13035 and 41651), with HTTP 200 and a healthy /health.
 import contextlib
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ class Canary:
             reply = await self.transport.call_within(seconds, url, self.adapter.request(request))
         if isinstance(reply, Failure):
             return reply
-        answer = self.adapter.read(request, reply, 0.0)
+        answer = self.adapter.read(request, reply, time.time())
         if isinstance(answer, Failure):
             if answer.kind != "permanent":
                 return answer

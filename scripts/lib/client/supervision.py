@@ -23,6 +23,7 @@ _LOOK_SECONDS = 1.0
 _HURRY_SECONDS = 0.05  # while nothing is ready, or in flight still grows
 _METRICS_SECONDS = 5.0  # external endpoints, whose load nobody publishes
 _PATIENCE_SECONDS = 15.0  # without any endpoint, until that is said: a restart is no news
+_BUSY = 4  # requests in flight, at least, that make an endpoint busy
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between the tests of an endpoint that fails them
 
 
@@ -34,6 +35,7 @@ class _Watch:
     failed_tests: int = 0  # in a row
     testing: bool = False
     passed_at: float = 0.0  # clock of the last good canary
+    passed_busy: bool = False  # one of them among many requests, since the endpoint was admitted
 
 
 class Supervisor:
@@ -127,8 +129,13 @@ class Supervisor:
         latest = self.pool.clock() - self.config.transport.canary_minutes * 60
         for server in self.pool.ready():
             watch = self.watch(server)
-            if not watch.testing and (watch.passed_at < latest or self.vouching.odd(server.url)):
+            unproven_busy = self._busy(server) and not watch.passed_busy
+            if not watch.testing and (watch.passed_at < latest or unproven_busy or self.vouching.odd(server.url)):
                 self._start_test(server)
+
+    def _busy(self, server: PooledEndpoint) -> bool:
+        """Whether an endpoint has half of what it may get: many engines that are broken are so in large batches only."""
+        return server.in_flight >= max(_BUSY, self.pool.ceiling / (2 * max(1, len(self.pool.ready()))))
 
     def _start_test(self, server: PooledEndpoint) -> asyncio.Task:
         self.watch(server).testing = True
@@ -138,7 +145,7 @@ class Supervisor:
 
     async def test(self, server: PooledEndpoint) -> None:
         """Probe (an endpoint that is new or was out) and canary; then in, out, or later again."""
-        sent = self.vouching.moment(server.url)
+        sent, busy = self.vouching.moment(server.url), self._busy(server)
         try:
             if server.status != "ready":
                 if not await self._probe(server):
@@ -150,7 +157,7 @@ class Supervisor:
                 problem = await self.canary.ask(server.url)
             if problem is None:
                 self.vouching.passed(server.url, sent)
-                self._admit(server)
+                self._admit(server, busy=busy)
             elif isinstance(problem, Failure):
                 self._unreachable(server, problem)
             elif isinstance(problem, CanaryRefused):
@@ -194,9 +201,10 @@ class Supervisor:
         else:
             self._postpone(server, failure.reason)
 
-    def _admit(self, server: PooledEndpoint) -> None:
+    def _admit(self, server: PooledEndpoint, *, busy: bool) -> None:
         watch = self.watch(server)
         watch.passed_at, watch.failed_tests = self.pool.clock(), 0
+        watch.passed_busy = busy or (watch.passed_busy and server.status == "ready")
         self.pool.admit(server)
 
     def _take_out(self, server: PooledEndpoint, reason: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import time
 
 import orjson
 import pytest
@@ -314,6 +315,24 @@ def test_canaries_of_a_dead_server_become_rarer(tmp_path):
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
+def test_a_limit_that_a_canary_meets_is_read_by_the_clock(tmp_path):
+    """`X-RateLimit-Reset` is an instant: 200 ms from now is not the end of the world."""
+    house = House(tmp_path)
+    probe = house.wire.call_within
+
+    async def limited(seconds, url, call):
+        if call.path != "/completion":
+            return await probe(seconds, url, call)
+        reset = {"X-RateLimit-Reset": str(int(time.time() * 1000) + 200)}
+        return Reply(429, {}, orjson.dumps({"error": {"message": "slow", "metadata": {"headers": reset}}}))
+
+    house.wire.call_within = limited
+    house.test()
+    assert house.server.status == "new"
+    house.clock.now = 1.0
+    assert house.supervisor.due_for_test() == [house.server]
+
+
 def test_an_endpoint_whose_canary_meets_a_limit_of_days_is_not_tested_before_it_resets(tmp_path):
     house = House(tmp_path)
     house.pool.update([("http://u0", 0), ("http://u1", 0)])
@@ -363,6 +382,37 @@ def test_odd_answers_in_a_row_call_for_a_canary_at_once(tmp_path):
         await asyncio.gather(*house.supervisor._tests)
         assert house.wire.asked == before + 1
         assert not house.vouching.odd("http://u0")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_an_endpoint_is_tested_once_more_when_it_is_busy(well, tmp_path):
+    """Broken kernels often answer well alone, and badly among many."""
+
+    async def scenario():
+        house = House(tmp_path)
+        await house.supervisor.test(house.server)
+        house.answer(3)
+        asked, voided = [], []
+        for in_flight in (3, 4, 8, 8):  # of 8 that may be
+            house.server.in_flight = in_flight
+            house.wire.ids = GOOD if well or in_flight < 4 else [0] * 48
+            before = house.wire.asked
+            house.supervisor._start_tests()
+            await asyncio.gather(*house.supervisor._tests)
+            asked.append(house.wire.asked - before)
+            voided.append(len(house.voided))
+        assert asked == ([0, 1, 0, 0] if well else [0, 2, 0, 0])
+        assert voided == ([0] * 4 if well else [0, 1, 1, 1])
+        assert house.server.status == ("ready" if well else "out")
+        house.clock.now, house.wire.ids, house.server.in_flight = 2.0, GOOD, 0
+        house.pool.take_out(house.server, "hangs")
+        await house.supervisor.test(house.server)
+        house.server.in_flight = 8
+        house.supervisor._start_tests()  # it is another server now, maybe
+        assert len(house.supervisor._tests) == 1
+        await asyncio.gather(*house.supervisor._tests)
 
     asyncio.run(scenario())
 
