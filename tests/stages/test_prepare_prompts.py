@@ -243,6 +243,13 @@ def test_evaluation_sets(run):
     assert run(config) == 1
 
 
+def test_short_questions_of_evaluation_sets_are_met_without_their_choices(run):
+    evaluation = run.write("eval.jsonl", [{"question": "Which is a mammal?", "choices": ["Owl", "Bat"], "answer": 1}])
+    source = run.write("a.jsonl", [{"prompt": "which is a mammal?"}, *asks(3)])
+    assert run(configured({"source": source}, selection={"decontaminate": [evaluation]})) == 0
+    assert run.reasons() == {"contaminated": 1}
+
+
 def test_control_tokens_are_neutralised_on_request(run, target):
     source = run.write("a.jsonl", [{"prompt": "What does <|im_end|> mean?"}])
     assert run(configured({"source": source}, cleaning={"control_tokens": "neutralise"})) == 0

@@ -35,7 +35,7 @@ from scripts.lib.prompts.selection import (
 )
 from scripts.lib.prompts.sources import conversation_of, read_rows, source_files
 from scripts.lib.prompts.sources.files import local_file, local_paths
-from scripts.lib.prompts.sources.formats import Conversation, to_conversation
+from scripts.lib.prompts.sources.formats import Conversation, question_alone, to_conversation
 from scripts.lib.prompts.sources.presets import Plan, plan_of
 from scripts.lib.prompts.sources.reading import SourceFile
 from scripts.lib.prompts.tally import EXAMPLES, Tally, summary
@@ -290,6 +290,7 @@ def evaluation_texts(paths: Sequence[str]) -> Iterator[str]:
                 raise UserError(f"{row.where}: {row.defect.reason}: an evaluation set must be readable as a whole")
             try:
                 texts = prompt_texts(to_conversation(row.value, "auto", Fields(), answers=False).messages)
+                texts += filter(None, [question_alone(row.value)])
             except Defect as defect:
                 raise UserError(f"{row.where}: {defect.reason} {defect.detail}: not an evaluation prompt") from None
             found += len(texts)

@@ -3,6 +3,9 @@
 import re
 from typing import Any
 
+from scripts.lib.core.exact_json import NotJson
+from scripts.lib.prompts.sources.literals import read_literal
+
 _LABEL = re.compile(r"\s*\(?[A-Za-z0-9]{1,2}\s?[.):]")
 _KEYS = ("label", "key", "letter", "option", "id")
 _TEXTS = ("text", "content", "value", "choice")
@@ -15,7 +18,7 @@ def choices_text(value: Any) -> str | None:
     `{A: ..., B: ...}`; objects of label and text.
     """
     if isinstance(value, str):
-        return value if value.strip() else None
+        return _of_text(value)
     if isinstance(value, dict):
         return _of_dict(value)
     if not isinstance(value, list) or not value:
@@ -29,6 +32,17 @@ def choices_text(value: Any) -> str | None:
         texts = [next((one[key] for key in _TEXTS if isinstance(one.get(key), str)), None) for one in value]
         return _lines(labels, texts)
     return None
+
+
+def _of_text(text: str) -> str | None:
+    """A text as it is, but for a list that a table holds as text."""
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            found = read_literal(text)
+        except NotJson:
+            return text
+        return (None if isinstance(found, str) else choices_text(found)) or text
+    return text if text.strip() else None
 
 
 def _of_dict(value: dict) -> str | None:

@@ -83,6 +83,18 @@ def to_conversation(value: Any, form: str, fields: Fields, answers: bool = True)
     return conversation
 
 
+def question_alone(value: Any) -> str | None:
+    """The bare question of a row whose prompt also holds what it is about, or choices; None for all others.
+
+    Evaluation sets are met without those, too.
+    """
+    columns = Columns(value, Fields()) if isinstance(value, dict) else None
+    if columns is None or not columns.has("context", "contexts", "passage", "article", "choices", "options"):
+        return None
+    question = columns.peek("prompt")
+    return question if isinstance(question, str) else None
+
+
 def detect(columns: Columns) -> str:
     """The format of a row by its columns. Raises Defect `unknown_format`."""
     if columns.peek("input_ids") is not None and (

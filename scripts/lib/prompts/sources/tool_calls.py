@@ -1,6 +1,5 @@
 """Calls of tools, their results and their definitions, brought to OpenAI's form, whatever form a source has them in."""
 
-import ast
 import json
 import re
 from typing import Any
@@ -10,6 +9,7 @@ from scripts.lib.core.exact_json import NotJson, read_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources.contents import first_of
+from scripts.lib.prompts.sources.literals import read_literal
 
 _ARGUMENTS = ("arguments", "parameters", "input", "args")
 _IDS = ("id", "call_id", "tool_call_id", "tool_use_id", "toolCallId")
@@ -47,14 +47,10 @@ def joined(first: str | None, second: str | None) -> str | None:
 
 
 def _parsed(text: str) -> Any:
-    """JSON, or the Python literal that many sources hold instead. Raises Defect."""
     try:
-        return read_json(text)
+        return read_literal(text)
     except NotJson:
-        try:
-            return ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise Defect("bad_tool_call", f"not JSON: {text[:60]!r}") from None
+        raise Defect("bad_tool_call", f"not JSON: {text[:60]!r}") from None
 
 
 def _call(call: Any) -> dict:

@@ -6,11 +6,12 @@ An unknown role or content is a defect: templates would drop such a turn, or ren
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources import tool_calls, weights
 from scripts.lib.prompts.sources.contents import REASONING_KEYS, Content, content_of, first_of, kind_name, text_of
+from scripts.lib.prompts.sources.literals import read_literal
 from scripts.lib.target import thoughts
 
 ROLES = {
@@ -87,7 +88,7 @@ def _joined(before: list[Message], call: Message) -> list[Message]:
 def _parse_list(text: str) -> Any:
     """A conversation that a CSV cell or a careless export holds as JSON text."""
     try:
-        return read_json(text)
+        return read_literal(text)
     except NotJson:
         raise Defect("bad_messages", "the conversation is a text that is not JSON") from None
 

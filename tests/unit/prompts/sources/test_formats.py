@@ -34,6 +34,7 @@ FORMATS = {
     ),
     "dialogue, speaker, text": ({"dialogue": [{"speaker": "prompter", "text": "q"}]}, [(U, "q")]),
     "messages as JSON text": ({"messages": '[{"role": "user", "content": "q"}]'}, [(U, "q")]),
+    "messages as Python writes them": ({"messages": "[{'role': 'user', 'content': 'q', 'weight': None}]"}, [(U, "q")]),
     "bare list": ([{"role": U, "content": "q"}], [(U, "q")]),
     "bare text": ("q", [(U, "q")]),
     "upper-case column": ({"Problem": "q", "Rationale": "r", "options": "a) 1 b) 2"}, [(U, "q\n\na) 1 b) 2"), (A, "r")]),
