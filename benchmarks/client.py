@@ -91,10 +91,10 @@ def write_prompts(path: Path, count: int, target: Target) -> None:
 
     def rows() -> Iterator[Prompt]:
         for row in range(count):
-            id = hashlib.sha256(str(row).encode()).hexdigest()[:32]
+            prompt_id = hashlib.sha256(str(row).encode()).hexdigest()[:32]
             messages = [Message("user", " ".join(dice.choices(WORDS, k=PROMPT_WORDS)))]
             ids = target.render(messages)
-            yield Prompt(id, "chat", f"x:{row}", id, messages, prompt_tokens=len(ids), prompt_ids=ids)
+            yield Prompt(prompt_id, "chat", f"x:{row}", prompt_id, messages, prompt_tokens=len(ids), prompt_ids=ids)
 
     write_rows(path, Prompt, rows(), {"stage": "prompts", "target": target.provenance()})
 

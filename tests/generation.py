@@ -69,8 +69,8 @@ def prompts(count: int, seed: int = 0, turns: int = 1) -> list[Prompt]:
             Message("user", f"Tell me about {' '.join(dice.choices(WORDS, k=dice.randint(3, 30)))}, part {row}.{turn}.")
             for turn in range(turns)
         ]
-        id = hashlib.sha256(f"{seed} {row}".encode()).hexdigest()[:32]
-        made.append(Prompt(id, DATASET, f"made.jsonl:{row + 1}", id, messages))
+        prompt_id = hashlib.sha256(f"{seed} {row}".encode()).hexdigest()[:32]
+        made.append(Prompt(prompt_id, DATASET, f"made.jsonl:{row + 1}", prompt_id, messages))
     return made
 
 
@@ -255,7 +255,7 @@ class Run:
         if self.kind != "openai":
             return ids
         stop = [self.answers.stop_id] if finish == "stop" else []
-        return self.target.encode(text_of([id for id in ids if id != self.answers.stop_id])) + stop
+        return self.target.encode(text_of([token for token in ids if token != self.answers.stop_id])) + stop
 
     def completions(self) -> list[Completion]:
         return list(read_rows(self.output, Completion))
@@ -359,7 +359,7 @@ def kill_and_resume(run: Run, fleet: list[Server], during: int, finishing: int, 
             await_progress(process, moment)
         finally:
             kill(process)
-        safe = {by_id[id] for id in run.journalled()}
+        safe = {by_id[prompt_id] for prompt_id in run.journalled()}
         lost = answered_whole(run, fleet).keys() - safe
         assert len(lost) <= run.concurrency, f"{len(lost)} answers were not journalled"
         history.append((safe, [server.count() for server in fleet]))

@@ -103,13 +103,15 @@ def test_full_disk(tmp_path: Path) -> None:
             # The log of the job lies on the full disk too: what matters are its exit code and the journal.
             safe, whole = run.journalled(), answered_whole(run, fleet)
             assert 100 < len(safe) < 1_000
-            lost = set(whole) - {run.digests[id] for id in safe}
+            lost = set(whole) - {run.digests[prompt_id] for prompt_id in safe}
             assert not lost, f"{len(lost)} answers that had arrived were lost"
             mark = fleet[0].count()
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
             assert run.finish() == 0, run.log()
             assert run.check().total() == 1_000
-            again = {line["prompt"] for line in fleet[0].served()[mark:]} & {run.digests[id] for id in safe}
+            again = {line["prompt"] for line in fleet[0].served()[mark:]} & {
+                run.digests[prompt_id] for prompt_id in safe
+            }
             assert not again
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -54,10 +54,10 @@ def test_job_is_answered_and_nothing_is_left_behind(
         check(place, prompts / "000.parquet", output)
 
         # The request's id, by which replies that were mixed up on the way are told apart.
-        id = f"{'a' * 32}-0-1"
-        body = {"model": settings["model"]["name"], "prompt": [504, 3575], "max_tokens": 1, "request_id": id}
+        request_id = f"{'a' * 32}-0-1"
+        body = {"model": settings["model"]["name"], "prompt": [504, 3575], "max_tokens": 1, "request_id": request_id}
         reply = requests.post(f"{endpoint.url}/v1/completions", json=body, timeout=60)
-        assert reply.json()["id"] == f"cmpl-{id}"
+        assert reply.json()["id"] == f"cmpl-{request_id}"
 
         # A client that goes away is all the abort that vLLM knows.
         body = {"model": settings["model"]["name"], "prompt": [504, 3575], "max_tokens": 2000, "ignore_eos": True}

@@ -35,8 +35,8 @@ def digest(ids: list[int]) -> str:
 def text_of(ids: list[int]) -> str:
     """A text that stands for ids, one word per id: what a server without ids returns."""
     words = []
-    for id in ids:
-        first, second = divmod(id % 144, 12)
+    for token in ids:
+        first, second = divmod(token % 144, 12)
         words.append(_SYLLABLES[first] + _SYLLABLES[second])
     return " ".join(words)
 

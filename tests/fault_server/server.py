@@ -188,7 +188,7 @@ class FaultServer:
             limit = min(limit, self.settings.pool - 2 - len(prompt_ids))
         ids, finish = self.settings.answers(prompt_ids, limit)
         stop = self.settings.answers.stop_id
-        text = text_of([id for id in ids if id != stop])
+        text = text_of([token for token in ids if token != stop])
         if protocol == "openrouter" and self.target is not None and finish == "stop":
             ids = [*self.target.encode(text), stop]  # as many as the client will count
         rid = rid or f"{self.settings.name}-{self.finished}"

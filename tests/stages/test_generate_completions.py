@@ -246,7 +246,9 @@ def test_a_refused_canary_says_nothing_of_what_an_earlier_job_was_answered(tmp_p
         mark = fleet[0].count()
         assert run.finish() == 0, run.log()
         assert run.check().total() == 60
-        assert not {line["prompt"] for line in fleet[0].served()[mark:]} & {run.digests[id] for id in safe}
+        assert not {line["prompt"] for line in fleet[0].served()[mark:]} & {
+            run.digests[prompt_id] for prompt_id in safe
+        }
 
 
 def test_settings_that_every_prompt_is_refused_for_stop_the_job(tmp_path, capfd):

@@ -190,7 +190,7 @@ class Dialogue:
             return Failure("permanent", f"the answer's text can't become ids: {error}")
         answer.flags += reconstruction_flags(ids, content, reasoning, answer.output_tokens)
         closed = not (answer.finish_reason == "length" and reasoning and not content)
-        tools = tuple(id for id in ids if id in self.target.tool_ids)
+        tools = tuple(token for token in ids if token in self.target.tool_ids)
         return ids, Output(content, reasoning, closed, tools), False
 
     def _wants_more(self, work: Work, turn: Turn, verdict: Verdict) -> bool:
@@ -266,7 +266,7 @@ def history(messages: Sequence[Message], turns: Sequence[Turn]) -> list[Message]
     return past
 
 
-def seed_of(seed: int, id: str, turn: int, again: int) -> int:
+def seed_of(seed: int, prompt_id: str, turn: int, again: int) -> int:
     """The seed of one request: other prompts, turns and repetitions draw other numbers. 31 bits, for all engines."""
-    text = f"{seed}/{id}/{turn}/{again}".encode()
+    text = f"{seed}/{prompt_id}/{turn}/{again}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF

@@ -86,7 +86,7 @@ def _size_of(node: nodes.Node) -> Iterator[nodes.Node]:
             yield _checked(nodes.Name(node.target.name, "load"), _SIZE, node.lineno)
 
 
-def _may_grow(value: nodes.Expr) -> bool:
+def _may_grow(value: nodes.Node) -> bool:
     """Whether a value may be longer than what it is made of."""
     return isinstance(value, _GROWING) or next(value.find_all(_GROWING), None) is not None
 

@@ -371,7 +371,9 @@ def test_the_servers_own_word_on_the_pause_is_kept():
 
 
 def test_seeds_differ_by_prompt_turn_and_repetition_and_fit_every_engine():
-    seeds = {seed_of(s, id, turn, again) for s in (0, 1) for id in "ab" for turn in (0, 1) for again in (0, 1)}
+    seeds = {
+        seed_of(s, prompt_id, turn, again) for s in (0, 1) for prompt_id in "ab" for turn in (0, 1) for again in (0, 1)
+    }
     assert len(seeds) == 16
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert seed_of(0, "a", 0, 0) == seed_of(0, "a", 0, 0)

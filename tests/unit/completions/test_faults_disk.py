@@ -19,9 +19,9 @@ TARGET = families.target("qwen3-2507-instruct")
 CONFIG = parse_config({"datasets": {"chat": {"class": "B", "source": "x"}}}, "test")
 
 
-def completion(id: str, number: int) -> Completion:
+def completion(prompt_id: str, number: int) -> Completion:
     turn = Turn([301, 302, number], [400 + number, 401, 151645], "stop", f"answer {number}")
-    return Completion(id, "chat", "ok", turns=[turn])
+    return Completion(prompt_id, "chat", "ok", turns=[turn])
 
 
 def answered(folder: Path) -> ShardAnswers:
@@ -37,16 +37,18 @@ def test_resume_goes_by_id(tmp_path: Path) -> None:
     ids = [prompt.id for prompt in prompts(40)]
     arrived = [ids[number] for number in (31, 2, 17, 39, 8)]
     first = answered(tmp_path)
-    for number, id in enumerate(arrived):
-        first.done(completion(id, number))
+    for number, prompt_id in enumerate(arrived):
+        first.done(completion(prompt_id, number))
     first.close()
     second = answered(tmp_path)
     try:
-        assert [id for id in ids if id in second] == [id for id in ids if id in arrived]
-        for number, id in enumerate(arrived):
-            found = second.get(id)
+        assert [prompt_id for prompt_id in ids if prompt_id in second] == [
+            prompt_id for prompt_id in ids if prompt_id in arrived
+        ]
+        for number, prompt_id in enumerate(arrived):
+            found = second.get(prompt_id)
             assert found is not None
-            assert found.turns == completion(id, number).turns
+            assert found.turns == completion(prompt_id, number).turns
     finally:
         second.close()
 

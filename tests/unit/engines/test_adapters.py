@@ -343,11 +343,11 @@ def test_the_reply_to_another_request_of_ours_is_none(name):
     one, mine, other = adapter(**ENGINES[name]), f"{'a' * 32}-0000-000000000003", f"{'b' * 32}-0000-000000000004"
     body = orjson.loads(reply(f"{name}_stop").body)
 
-    def read(id: str) -> Answer | Failure:
+    def read(reply_id: str) -> Answer | Failure:
         if name == "sglang":
-            body["meta_info"]["id"] = id
+            body["meta_info"]["id"] = reply_id
         else:
-            body["id"] = f"cmpl-{id}" if name == "vllm" else id
+            body["id"] = f"cmpl-{reply_id}" if name == "vllm" else reply_id
         return one.read(request(id=mine), Reply(200, {}, orjson.dumps(body)), 0.0)
 
     assert isinstance(read(mine), Answer)

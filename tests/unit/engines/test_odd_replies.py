@@ -90,7 +90,7 @@ def check_answer(answer: Answer, exact: bool) -> None:
     assert answer.finish_reason in ("stop", "length", "content_filter", "tool_calls")
     if exact:
         assert type(answer.output_ids) is list
-        assert all(type(id) is int and id >= 0 for id in answer.output_ids)
+        assert all(type(token) is int and token >= 0 for token in answer.output_ids)
     assert type(answer.matched_stop) in (int, type(None))
     for text in (answer.text, answer.reasoning):
         assert type(text) in (str, type(None))
