@@ -56,6 +56,7 @@ class Family:
     ends: tuple[int, ...] = ()  # of generation_config.json
     kwargs: dict[str, Any] = field(default_factory=dict)
     nfc: bool = False
+    trims: bool = False  # the template shows answers without their outer blanks
     merges: bool = False  # the template renders an answer in the history as the model wrote it
 
 
@@ -251,6 +252,7 @@ FAMILIES: dict[str, Family] = {
         written="{thought}\n</think>\n\n{content}<|im_end|>",
         written_plain="\n</think>\n\n{content}<|im_end|>",
         kwargs={"enable_thinking": True},
+        trims=True,
     ),
     "gemma-4": Family(
         "google-gemma-4-31B-it",
@@ -262,6 +264,7 @@ FAMILIES: dict[str, Family] = {
         "<bos>",
         ends=(1, 106, 50),  # a turn that calls a tool ends where its result begins
         kwargs={"enable_thinking": True},
+        trims=True,
     ),
     "deepseek-v3": Family(
         "yujiepan-deepseek-v3-tiny-random",
@@ -323,6 +326,7 @@ FAMILIES: dict[str, Family] = {
         "<|begin_of_text|>",
         ends=(128001, 128008, 128009),
         merges=True,
+        trims=True,
     ),
     "gemma-3": Family(
         "unsloth-gemma-3-270m-it",
@@ -335,6 +339,7 @@ FAMILIES: dict[str, Family] = {
         frozenset(_GEMMA_TEXT),
         ends=(1, 106),
         merges=True,
+        trims=True,
     ),
     "gpt-oss": Family(
         "openai-gpt-oss-120b",
@@ -357,6 +362,7 @@ FAMILIES: dict[str, Family] = {
         None,
         _THINK | {token for token in _GLM if "arg_" in token or "tool_call" in token},
         ends=(151329, 151336, 151338),
+        trims=True,
     ),
     "minimax-m2": Family(
         "MiniMaxAI-MiniMax-M2",

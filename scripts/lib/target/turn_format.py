@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from scripts.lib.core.records import Message
 from scripts.lib.target import thoughts
 from scripts.lib.target.model import Target
-from scripts.lib.target.probes import ASK, CONTENT, RESULT, THOUGHT, shown_thoughts
+from scripts.lib.target.probes import ASK, CONTENT, RESULT, THOUGHT, render, shown_thoughts
 
 
 class NotWritable(ValueError):
@@ -32,6 +32,7 @@ class TurnFormat:
     before_close: str = ""
     close: str = ""
     after_close: str = ""
+    trims: bool = False  # the template shows answers without the blanks at their ends (Llama, Gemma)
 
     def apart(self, message: Message) -> Message:
         """An answer whose thought stands between tags in its content, with the thought in its own field.
@@ -42,6 +43,15 @@ class TurnFormat:
             return message
         found = thoughts.split_anyhow(message.content, (self.open, self.close))
         return message if found is None else dataclasses.replace(message, content=found[1], reasoning=found[0])
+
+    def shown(self, message: Message) -> Message:
+        """An answer as the template shows it in a conversation: without its outer blanks where it trims.
+
+        For ready conversations only: else no later turn would merge with it.
+        """
+        if message.role != "assistant" or not self.trims or message.content == message.content.strip():
+            return message
+        return dataclasses.replace(message, content=message.content.strip())
 
     def write(self, target: Target, prompt: str, message: Message, finished: bool = True) -> tuple[str, list[str]]:
         """The text that the model would have written after `prompt` to give `message`, and flags.
@@ -87,6 +97,13 @@ class TurnFormat:
 
 def learn(target: Target) -> TurnFormat:
     """The turn format of a target, from its own template."""
+    answer = [ASK, Message("assistant", f"  {CONTENT}  "), ASK]
+    shown = render(target, answer, True) or ""
+    trims = CONTENT in shown and f" {CONTENT}" not in shown and f"{CONTENT} " not in shown
+    return dataclasses.replace(_learned(target), trims=trims)
+
+
+def _learned(target: Target) -> TurnFormat:
     if target.harmony is not None:
         return TurnFormat(end="<|return|>")
     end = _end(target)

@@ -126,7 +126,8 @@ def _rendered(target: Target, prompt: Prompt) -> list[_Draft]:
     Raises TemplateError when the template or the format of its turns refuses the conversation.
     """
     form = turn_format.of(target)
-    messages = [form.apart(message) for message in tool_calls.form_of(target).applied(prompt.messages)]
+    formed = tool_calls.form_of(target).applied(prompt.messages)
+    messages = [form.shown(form.apart(message)) for message in formed]
     answers = [position for position, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
         raise TemplateError("the conversation has no assistant turn")

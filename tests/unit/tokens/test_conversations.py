@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scripts.lib.config.model import Validation
 from scripts.lib.core.records import Completion, Message, Prompt, Sample, Turn
+from scripts.lib.target import turn_format
 from scripts.lib.target.model import Target
 from scripts.lib.target.output import split_output
 from scripts.lib.tokens.completions import from_completion
@@ -34,6 +35,9 @@ def conversation(*texts: str, thoughts: tuple[str | None, ...] = (), system: str
 def naive(model: Target, prompt: Prompt, name: str) -> list[Sample]:
     """Class A without any shortcut: every prompt rendered and tokenized whole, every answer tokenized by itself."""
     family = FAMILIES[name]
+    if family.trims:
+        shown = [replace(m, content=m.content.strip()) if m.role == "assistant" else m for m in prompt.messages]
+        prompt = replace(prompt, messages=shown)
     turns = []
     for position, message in enumerate(prompt.messages):
         if message.role != "assistant":
@@ -71,6 +75,18 @@ def test_conversations_come_out_as_if_tokenized_turn_by_turn(name: str, data: st
         (sample.id, sample.input_ids, sample.loss_mask) for sample in expected
     ]
     assert all(sample.ids_origin == "rendered" and sample.outcome == "kept" for sample in got)
+
+
+def test_answers_that_end_in_a_blank_merge_where_the_template_trims_them():
+    """Llama's shows `Yes.` for `Yes. `: six hundred turns were six hundred samples."""
+    model = target("llama-3.1")
+    (sample,) = from_conversations(model, [conversation(*["Really?", "Yes. \n"] * 5)])
+    assert supervised(model, sample) == "Yes.<|eot_id|>" * 5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_which_templates_trim(name: str):
+    assert turn_format.of(target(name)).trims == FAMILIES[name].trims
 
 
 @pytest.mark.parametrize("name", THINKING)
