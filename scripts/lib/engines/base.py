@@ -133,7 +133,8 @@ class Reply:
                 left = {name: value for name, value in self.headers.items() if name != "content-encoding"}
                 object.__setattr__(self, "headers", left)
         # The one way in for what servers say: a key that one echoes gets no further.
-        object.__setattr__(self, "body", redacted_bytes(self.body))
+        if (body := redacted_bytes(self.body)) is not self.body:
+            object.__setattr__(self, "body", body)
 
     def json(self) -> Any:
         """The body as JSON, or None when the call failed or it is not JSON."""
