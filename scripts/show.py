@@ -1,7 +1,9 @@
 """Print samples with their supervised tokens marked."""
 
+import argparse
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +13,17 @@ from scripts.lib.core.errors import UserError, entry
 from scripts.lib.core.screen import visible
 from scripts.lib.report.show import find_samples, show
 from scripts.lib.target.model import load_target
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a number from `least` on."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more")
+        return value
+
+    return number
 
 
 @entry
@@ -26,8 +39,10 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--dataset", metavar="NAME", help="only samples of this dataset")
     parser.add_argument("--id", metavar="START", help="only samples whose id starts with this")
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="pass over so many samples first")
-    parser.add_argument("--number", "-n", type=int, default=3, metavar="N", help="how many to print (default: 3)")
+    parser.add_argument("--skip", type=at_least(0), default=0, metavar="N", help="pass over so many samples first")
+    parser.add_argument(
+        "--number", "-n", type=at_least(1), default=3, metavar="N", help="how many to print (default: 3)"
+    )
     parser.add_argument("--ids", action="store_true", help="one line per token: position, id, mask, text")
     arguments = parser.parse_args(argv)
     if not arguments.target.is_dir():

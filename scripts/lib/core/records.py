@@ -410,34 +410,37 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 class _ParquetFile(pq.ParquetFile):
     """A Parquet file whose damaged pages are an error of its user, too: the footer alone shows none of them."""
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
-        with _readable(path):
+    def __init__(self, path: Path | str, advice: str) -> None:
+        self._path, self._advice = path, advice
+        with _readable(path, advice):
             super().__init__(path)
 
     def iter_batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatch]:
-        with _readable(self._path):
+        with _readable(self._path, self._advice):
             yield from super().iter_batches(*args, **kwargs)
 
     def read_row_group(self, *args: Any, **kwargs: Any) -> pa.Table:
-        with _readable(self._path):
+        with _readable(self._path, self._advice):
             return super().read_row_group(*args, **kwargs)
 
 
 @contextmanager
-def _readable(path: Path | str) -> Iterator[None]:
+def _readable(path: Path | str, advice: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:  # the last: names of columns
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable Parquet file ({reason}): delete it and run again") from None
+        raise UserError(f"{path}: not a readable Parquet file ({reason}): {advice}") from None
 
 
-def open_parquet(path: Path | str) -> pq.ParquetFile:
-    """Open a Parquet file of ours. It and its reads raise UserError naming the file when it is missing or broken."""
-    return _ParquetFile(path)
+def open_parquet(path: Path | str, advice: str = "delete it and run again") -> pq.ParquetFile:
+    """Open a Parquet file. It and its reads raise UserError naming the file when it is missing or broken.
+
+    `advice` says what to do then; the usual one is for files of ours, which a run makes anew.
+    """
+    return _ParquetFile(path, advice)
 
 
 def batches(file: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:

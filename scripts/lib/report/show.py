@@ -45,7 +45,7 @@ def find_samples(
 
 def _matching(paths: Iterable[Path], dataset: str | None, sample_id: str | None) -> Iterator[Sample]:
     for file in itertools.chain.from_iterable(map(sample_files, paths)):
-        with open_parquet(file) as parquet:
+        with open_parquet(file, "name one of the stages tokens, validated or training") as parquet:
             rejects = columns_of(Reject, parquet.schema_arrow)
             names = rejects or columns_of(Sample, parquet.schema_arrow)
             if names is None:

@@ -65,8 +65,7 @@ def base_files(folder: Path) -> list[MergedFile]:
         source = _describe(path, str(path.relative_to(folder)), "base")
         if ours and source.sha256 not in recorded:
             raise UserError(f"{path}: its sha256 differs from the manifest's: the base corpus is damaged")
-        with records.open_parquet(path) as file:
-            names = file.schema_arrow.names
+        names = _names(source)
         for column in ("input_ids", "loss_mask"):
             if column not in names:
                 raise UserError(f"{path}: has no column `{column}`, it has {', '.join(names)}")
@@ -97,8 +96,11 @@ def _paths(folder: Path, ours: manifest.Manifest | None) -> list[Path]:
     return paths
 
 
+_ADVICE = {"shard": "delete it and run again", "base": "mend it, or take it out of the base"}
+
+
 def _describe(path: Path, name: str, kind: str) -> MergedFile:
-    with records.open_parquet(path) as file:
+    with records.open_parquet(path, _ADVICE[kind]) as file:
         footer = file.metadata
         memory = 0
         for group in range(footer.num_row_groups):
@@ -123,7 +125,7 @@ def batches(source: MergedFile, gates: BaseGates | None = None) -> Iterator[pa.R
     columns = [name for name in records.SAMPLE_SCHEMA.names if name in _names(source)]
     gates = gates or BaseGates(Limits())
     first = 0
-    with records.open_parquet(source.path) as file:
+    with records.open_parquet(source.path, _ADVICE[source.kind]) as file:
         for batch in _raw_batches(file, source, columns):
             yield (
                 _as_samples(batch, source.path, first, gates)
@@ -144,7 +146,7 @@ def _raw_batches(file: pq.ParquetFile, source: MergedFile, columns: list[str]) -
 
 
 def _names(source: MergedFile) -> list[str]:
-    with records.open_parquet(source.path) as file:
+    with records.open_parquet(source.path, _ADVICE[source.kind]) as file:
         return file.schema_arrow.names
 
 

@@ -130,6 +130,8 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """Read `directory`/manifest.json. Raises UserError when it is missing, broken or of a newer schema."""
     path = directory / MANIFEST
+    if not directory.exists():
+        raise UserError(f"{directory}: there is no corpus: `snakemake --cores 8 merge_training` makes one")
     _require_file(path)
     found = durable.read_json(path).get("schema_version")
     if found not in (UNSEALED, SCHEMA_VERSION):

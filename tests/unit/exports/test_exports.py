@@ -278,7 +278,7 @@ def test_command_line(make, target, target_folder, tmp_path, capsys):
     assert "1 samples, 1 rows in 1 files" in capsys.readouterr().err
     missing = ["--training", str(tmp_path / "nothing"), "--target", str(target_folder)]
     assert export_training.main(["--format", "tokens", *missing, "--output", str(tmp_path / "x")]) == 1
-    assert "no such file" in capsys.readouterr().err
+    assert "there is no corpus" in capsys.readouterr().err
 
 
 def test_the_docs_name_every_format_once():

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
+from scripts import show as show_entry
 from scripts.lib.config.file import parse_config
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Reject, Sample, write_rows
@@ -138,3 +139,16 @@ def test_a_terminal_that_knows_few_characters(folder, tmp_path):
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert b"\\u27e6" in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--skip", "-1"], ["-n", "-1"], ["-n", "0"], ["-n", "x"]])
+def test_numbers_that_are_none(arguments, capsys):
+    with pytest.raises(SystemExit):
+        show_entry.main(arguments)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_nobody_is_told_to_delete_what_they_named(tmp_path):
+    (tmp_path / "my.yaml").write_text("datasets: {}")
+    with pytest.raises(UserError, match=r"my\.yaml: not a readable Parquet file .*: name one of the stages"):
+        list(find_samples([tmp_path / "my.yaml"], None, None, 0, 1))

@@ -381,6 +381,15 @@ def test_the_datasets_export_of_a_corpus_can_be_the_base_of_another(tmp_path):
         base_files(exported)
 
 
+def test_nobody_is_told_to_delete_a_base(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/x.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(
+        UserError, match=r"x\.parquet: not a readable Parquet file .*: mend it, or take it out of the base"
+    ):
+        base_files(tmp_path / "base")
+
+
 def test_a_damaged_corpus_of_ours_is_refused(tmp_path):
     corpus(tmp_path)
     part = tmp_path / "training/part-00000.parquet"
