@@ -110,7 +110,9 @@ def detect(columns: Columns) -> str:
     turns = columns.peek("messages")
     if isinstance(turns, list | dict) or _is_json_list(turns):
         return "messages"
-    if isinstance(columns.look("prompt"), list) or isinstance(columns.look("input"), list):
+    if any(
+        isinstance(columns.look(name), list) or _is_messages_text(columns.look(name)) for name in ("prompt", "input")
+    ):
         return "prompt_response"
     if columns.has("replies", "children") or (isinstance(columns.look("prompt"), dict)):
         return "tree"
@@ -233,7 +235,7 @@ def _texts(questions: list[str], columns: Columns, reading: Reading) -> Conversa
 
 
 def _is_messages_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(re.match(r'\s*\[\s*\{\s*"(role|from|content|value)"\s*:', value))
+    return isinstance(value, str) and bool(re.match(r"""\s*\[\s*\{\s*["'](role|from|content|value)["']\s*:""", value))
 
 
 def _text(columns: Columns, reading: Reading) -> Conversation:

@@ -20,9 +20,13 @@ _SPEAKERS = {
 _ALPACA = {"instruction": "user", "input": "input", "response": "assistant", "system": "system"}
 _NAMES = "|".join(sorted(_SPEAKERS, key=len, reverse=True))
 _HASHES = r"(?:\A|\n|(?<=[^\n#]))###\s*({})\s*:\s*"
-_STARTS = re.compile(r"(?:\s|<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|<\|startoftext\|>)*")
+_STARTS = re.compile(
+    r"(?:\s|<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|<\|startoftext\|>|\[gMASK\]<sop>"
+    r"|BEGINNING OF CONVERSATION:)*"
+)
 _ENDS = re.compile(
     r"(?:\s|</s>|<s>|<eos>|<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<\|end_of_text\|>|<end_of_turn>"
+    r"|<\|end_of_turn\|>|###\s*End"
     r"|<｜end▁of▁sentence｜>)*\Z"
 )
 # How a marker looks; group 1 is the speaker. A text is read by the first style that it opens with.
@@ -34,6 +38,8 @@ _MARKERS = (
     re.compile(rf"<｜({_NAMES})｜>\s*", re.IGNORECASE),
     re.compile(rf"\[\|({_NAMES})\|\]:?\s*", re.IGNORECASE),
     re.compile(rf"<({_NAMES})>:\s*", re.IGNORECASE),
+    re.compile(r"GPT4 Correct (User|Assistant):\s*"),
+    re.compile(rf"(?:\A|\n)\*\*({_NAMES})(?::\*\*|\*\*:)\s*", re.IGNORECASE),
     re.compile(_HASHES.format(_NAMES), re.IGNORECASE),
 )
 _INSTRUCTION = re.compile(_HASHES.format("|".join(_ALPACA)), re.IGNORECASE)
@@ -41,7 +47,7 @@ _INSTRUCTION = re.compile(_HASHES.format("|".join(_ALPACA)), re.IGNORECASE)
 _PLAIN = re.compile(
     r"(?:\A|\n)[ \t]*(Human|User|USER|Assistant|ASSISTANT|AI|Bot|GPT|ChatGPT|System|SYSTEM|FUNCTION RESPONSE)[ \t]*:[ \t]*"
 )
-_CAPITALS = re.compile(r"(?:\A|\s|(?<=</s>))(USER|ASSISTANT|SYSTEM|FUNCTION RESPONSE):\s*")
+_CAPITALS = re.compile(r"(?:\A|\s|(?<=</s>))(USER|ASSISTANT|SYSTEM|FUNCTION RESPONSE|GPT):\s*")
 # Question and answer. In a prompt they are examples, or what the model should go on with; a document holds both.
 _DOCUMENTS = (
     (re.compile(r"(?:\A|\n)[ \t]*(Question|Answer)[ \t]*:[ \t]*"), {"question": "user", "answer": "assistant"}),
@@ -49,6 +55,8 @@ _DOCUMENTS = (
     (re.compile(r"(?:\A|\n)[ \t]*(Instruct|Output)[ \t]*:[ \t]*"), {"instruct": "user", "output": "assistant"}),
 )
 _PREAMBLE = re.compile(r"\A\s*(?:Below is an instruction that describes|A chat between a )")
+# Markers of models that are not known here (Command R, gpt-oss, Kimi): no question begins so.
+_FOREIGN = re.compile(r"<\|[\w ]{2,40}\|>|\[SYSTEM_PROMPT\]")
 _LLAMA_2 = re.compile(r"\[(/?)INST\]")
 _LLAMA_2_SYSTEM = re.compile(r"\A\s*<<SYS>>\s*(.*?)\s*<</SYS>>\s*", re.DOTALL)
 
@@ -75,6 +83,8 @@ def turns_in(text: str, document: bool = False) -> list[Message] | None:
         if marker.match(body):
             turns = _split(marker, body, speakers)
             return turns if turns[-1].role == "assistant" and turns[-1].content else None
+    if (foreign := _FOREIGN.match(body)) and len(body) > foreign.end():
+        raise Defect("transcript", f"opens with {foreign[0]!r}")
     if _PREAMBLE.match(body):
         for marker, speakers in ((_INSTRUCTION, _ALPACA), (_MARKERS[-1], _SPEAKERS), (_CAPITALS, _SPEAKERS)):
             first = marker.search(body)

@@ -52,6 +52,8 @@ FORMATS = {
     "prompt and response": ({"prompt": "q", "response": "a"}, [(U, "q"), (A, "a")]),
     "prompt alone": ({"task_id": "x/0", "prompt": "def f():", "test": "t"}, [(U, "def f():")]),
     "prompt is messages": ({"prompt": [{"role": U, "content": "q"}], "answer": "a"}, [(U, "q"), (A, "a")]),
+    "prompt is messages as text": ({"prompt": '[{"role": "user", "content": "q"}]', "answer": "a"}, [(U, "q"), (A, "a")]),
+    "prompt is messages as Python writes them": ({"prompt": "[{'role': 'user', 'content': 'q'}]", "answer": "a"}, [(U, "q"), (A, "a")]),
     "input is messages": ({"input": [{"role": U, "content": "q"}], "output": "a"}, [(U, "q"), (A, "a")]),
     "two messages": ({"message_1": "q", "message_2": "a", "topic": "t"}, [(U, "q"), (A, "a")]),
     "list before scalars": (

@@ -25,6 +25,11 @@ TRANSCRIPTS = {
     "glaive": "USER: How do owls hunt?\n\n\nASSISTANT: They listen. <|endoftext|>\n\n\nUSER: At night?\n\n\nASSISTANT: Mostly. <|endoftext|>",
     "OIG": "<human>: How do owls hunt?\n<bot>: They listen.\n<human>: At night?\n<bot>: Mostly.",
     "Baize": "[|Human|] How do owls hunt?\n[|AI|] They listen.\n[|Human|] At night?\n[|AI|] Mostly.",
+    "OpenChat": "GPT4 Correct User: How do owls hunt?<|end_of_turn|>GPT4 Correct Assistant: They listen.<|end_of_turn|>"
+    "GPT4 Correct User: At night?<|end_of_turn|>GPT4 Correct Assistant: Mostly.<|end_of_turn|>",
+    "Koala": "BEGINNING OF CONVERSATION: USER: How do owls hunt? GPT: They listen.</s>USER: At night? GPT: Mostly.</s>",
+    "GLM": "[gMASK]<sop><|user|>\nHow do owls hunt?<|assistant|>\nThey listen.<|user|>\nAt night?<|assistant|>\nMostly.",
+    "Markdown": "**User:** How do owls hunt?\n\n**Assistant:** They listen.\n\n**User:** At night?\n\n**Assistant:** Mostly.",
     "DeepSeek": "<｜begin▁of▁sentence｜><｜User｜>How do owls hunt?<｜Assistant｜>They listen.<｜end▁of▁sentence｜>"
     "<｜User｜>At night?<｜Assistant｜>Mostly.<｜end▁of▁sentence｜>",
 }
@@ -80,6 +85,7 @@ def test_systems_and_inputs(text, turns):
         "### Question:\nWhat?\n### Answer: (use the format)",
         "What does [INST] mean?",
         "What is <|im_start|>user?",
+        "<|endoftext|>",
         "<user>: is a tag?"[1:],
         "",
     ],
@@ -95,6 +101,9 @@ def test_ordinary_texts(text):
         "### Assistant: They listen.",
         "<|im_start|>narrator\nOnce<|im_end|>",
         "### Input:\nx\n\n### Response:\ny",
+        "<|start|>user<|message|>How?<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>",
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>How?<|END_OF_TURN_TOKEN|>",
+        "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]How?[/INST]",
     ],
 )
 def test_what_opens_with_a_marker_and_can_not_be_split_is_refused(text):
