@@ -452,6 +452,16 @@ def test_a_fleet_file_that_cannot_be_read_is_made_anew(run: Run, left: str) -> N
     assert (run.servers()[0]["url"], run.servers()[0]["incarnation"]) == (url, incarnation)
 
 
+def test_logs_that_were_cleared_away_are_begun_anew(run: Run) -> None:
+    job = run.job(run.toy())
+    [[url, incarnation]] = job.ask()
+    shutil.rmtree(run.state / "servers")
+    with contextlib.suppress(requests.ConnectionError):
+        requests.post(f"{url}/do/crash", timeout=5)
+    until(lambda: run.servers()[0]["incarnation"] > incarnation and run.servers()[0]["status"] == "ready")
+    assert Path(run.servers()[0]["log"]).is_file()
+
+
 def test_a_server_whose_log_cannot_be_opened_takes_no_other_along(run: Run) -> None:
     job = run.job(run.toy(replicas=2, crash_budget=1))
     until(lambda: [server["status"] for server in run.servers()] == ["ready", "ready"] if job.ask() else None)

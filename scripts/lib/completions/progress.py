@@ -218,22 +218,19 @@ class ProgressFile:
 
     def _uploads(self) -> dict[str, int]:
         """The counts of upload_results, {} when nothing is uploaded."""
-        try:
-            counts = orjson.loads(self.state.upload_counts.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return {name: counts[name] for name in ("s3_uploaded", "s3_bytes", "s3_failed")}
+        counts = _read(self.state.upload_counts)
+        names = ("s3_uploaded", "s3_bytes", "s3_failed")
+        return {name: counts[name] for name in names if isinstance(counts.get(name), int) and counts[name] >= 0}
 
     def _part(self, dataset: str, shard: str) -> Figures:
-        try:
-            values: dict[str, Any] = orjson.loads(self.state.progress(dataset, shard).read_bytes())
-            age = time.time() - values.pop("updated")
-            if values["status"] in _LIVE and age > _SILENT_SECONDS:
-                # Killed jobs can't say so.
-                values |= {"status": "stopped", "in_flight": 0, "rate_per_sec": 0.0, "tokens_per_sec": 0.0}
-            return Figures(**values)
-        except (FileNotFoundError, ValueError, KeyError):
+        part = read_part(self.state, dataset, shard)
+        if part is None:
             return Figures(total=self._prompts(self.state.results.shard("prompts", dataset, shard)))
+        figures, updated = part
+        if figures.status in _LIVE and time.time() - updated > _SILENT_SECONDS:
+            # Killed jobs can't say so.
+            figures.status, figures.in_flight, figures.rate_per_sec, figures.tokens_per_sec = "stopped", 0, 0.0, 0.0
+        return figures
 
     def _prompts(self, path: Path) -> int:
         if path not in self._rows:
@@ -242,6 +239,25 @@ class ProgressFile:
             except (OSError, ValueError):
                 return 0  # not made yet
         return self._rows[path]
+
+
+def read_part(state: State, dataset: str, shard: str) -> tuple[Figures, float] | None:
+    """What the last job of a shard said, and when; None when none did, or what is there can't be read."""
+    values = _read(state.progress(dataset, shard))
+    updated = values.pop("updated", None)
+    try:
+        return (Figures(**values), float(updated)) if isinstance(updated, int | float) else None
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; {} for a file that is missing or holds something else: it is written again soon."""
+    try:
+        values = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def total_of(parts: list[Figures]) -> Figures:

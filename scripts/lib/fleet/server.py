@@ -190,6 +190,7 @@ class ServerProcess:
         }
         environment |= without_proxy(environment)
         environment["PYTHONPATH"] = replica.with_project(environment.get("PYTHONPATH"))
+        self.log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_name(self.log.name + ".1"))
         with open(self.log, "ab") as log:

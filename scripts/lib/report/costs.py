@@ -6,8 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from scripts.lib.completions.progress import Figures
-from scripts.lib.core import durable
+from scripts.lib.completions.progress import read_part
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.paths import Results
 from scripts.lib.report.run import Run
@@ -98,12 +97,10 @@ def generation_speed(run: Run) -> tuple[Speed, list[Interval]]:
     fresh = 0.0
     for name in run.config.by_class("B"):
         for shard in run.config.shard_names():
-            path = run.results.state.progress(name, shard)
-            if not path.is_file():
+            said = read_part(run.results.state, name, shard)
+            if said is None:
                 continue
-            values = durable.read_json(path)
-            updated = values.pop("updated")
-            part = Figures(**values)
+            part, updated = said
             done = part.completed + part.failed
             # Tokens of resumed answers are not told apart: their share of the prompts is taken.
             if done > part.resumed:

@@ -231,3 +231,22 @@ def test_half_a_file_counts_as_none(run):
     whole = write(run, "a", "001", Figures(total=5, completed=5, status="done"))
     assert (whole["total"], whole["completed"]) == (20, 5)
     assert time.time() - whole["updated"] < 60
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        b"", b"{", b"[]", b"null", b"7", b"\xff", b"{}", b'{"updated": null}', b'{"updated": 1, "status": "asleep"}',
+        b'{"updated": 1, "total": -1}', b'{"updated": [], "total": 5}', b"\0" * 64,
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_of_a_part_or_of_uploads_stops_no_job(run, left):
+    root, config = run
+    file = ProgressFile(root / "state", config, "a", "000")
+    file.write(Figures(total=5, completed=2, status="running"))
+    for name in ("progress/b/001.json", "uploads.json"):
+        path = root / "state" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(left)
+    whole = file.gather()
+    assert (whole.total, whole.completed, whole.s3_uploaded) == (20, 2, 0)
