@@ -29,7 +29,7 @@ class Hub:
         self.bad_tokens: set[str] = set()
         self.without_ranges: set[str] = set()  # paths that are sent as a whole, whatever is asked for
         self.without_etag: set[str] = set()
-        self.once_sent: dict[str, Callable[[], None]] = {}  # path -> what happens after the next reply with it
+        self.while_sent: dict[str, Callable[[], None]] = {}  # path -> what happens while its bytes of now are sent next
         self.requests: list[tuple[str, str, str | None, str | None]] = []
         self.url = ""
 
@@ -131,9 +131,9 @@ def hub_server() -> Iterator[Hub]:
             if not body:
                 return
             cut = hub.cut.pop(path, None)
+            hub.while_sent.pop(path, lambda: None)()
             with contextlib.suppress(ConnectionError):  # the client has seen enough
                 self.wfile.write(part[:cut])
-            hub.once_sent.pop(path, lambda: None)()
             if cut is not None:
                 self.close_connection = True
                 self.wfile.flush()

@@ -160,7 +160,8 @@ class WebFile:
 
             # The default allows five minutes for a whole file.
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=READ_TIMEOUT_SECONDS)
-            self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+            # Addresses that a server sends on to are signed as they stand.
+            self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, requote_redirect_url=False)
         return await self._session.get(_exact(self._url), headers={"Accept-Encoding": "identity", **headers})
 
     def _check(self, reply: Any) -> None:
@@ -315,10 +316,15 @@ class OtherFile:
 
 
 def _line(error: BaseException) -> str:
-    """One line of the innermost cause, whose text holds no URL with its keys."""
+    """One line of the innermost cause, without the keys of a URL that it may name."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return without_keys(" ".join(str(error).split()))[:200] or type(error).__name__
+
+
+def without_keys(text: str) -> str:
+    """The text without users, passwords and queries of the URLs in it."""
+    return re.sub(r"//[^/@\s'\"]+@", "//", re.sub(r"\?[^\s'\"]+=[^\s'\"]*", "?...", text))
 
 
 def copied(read: Callable[[int, int], bytes], target: io.BufferedIOBase) -> None:

@@ -20,7 +20,15 @@ from scripts.lib.core.secrets import without_secrets
 from scripts.lib.core.waiting import ATTEMPTS, Transient, again_when_transient
 from scripts.lib.prompts.sources.files import jumps_about
 from scripts.lib.prompts.sources.folders import BOOKKEEPING
-from scripts.lib.prompts.sources.pinned_files import OtherFile, PinnedFile, S3File, WebFile, copied, s3_client
+from scripts.lib.prompts.sources.pinned_files import (
+    OtherFile,
+    PinnedFile,
+    S3File,
+    WebFile,
+    copied,
+    s3_client,
+    without_keys,
+)
 from scripts.lib.prompts.sources.reading import Hashed, SourceFile
 from scripts.lib.prompts.sources.rows import kind_of
 
@@ -41,7 +49,7 @@ def remote_files(source: str, where: str) -> list[SourceFile]:
     except ImportError as error:
         raise UserError(f"{where}: {shown}: needs a package that isn't installed: {error}") from None
     except _errors() as error:
-        raise UserError(f"{where}: {shown}: can't be reached: {_told(error, source)}") from None
+        raise UserError(f"{where}: {shown}: can't be reached: {_told(error)}") from None
     if not files:
         raise UserError(f"{where}: {shown}: no file matches")
     return files
@@ -54,13 +62,9 @@ def _errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, aiohttp.ClientError, fsspec.exceptions.FSTimeoutError, BotoCoreError, ClientError)
 
 
-def _told(error: Exception, source: str) -> str:
+def _told(error: Exception) -> str:
     """One line of an error, without the keys that the source's URL may hold."""
-    text = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-    parts = urlsplit(source)
-    for secret in (parts.query, parts.password, parts.username):
-        text = text.replace(secret, "...") if secret else text
-    return text[:200]
+    return without_keys(" ".join(str(error.__cause__ or error).split()))[:200] or type(error).__name__
 
 
 def _s3_files(source: str) -> list[SourceFile]:
@@ -139,7 +143,7 @@ class RemoteFile:
 
     def open(self) -> BinaryIO:
         self._pinned = pinned = self._open_pinned()
-        raw = Steady(pinned)
+        raw = Steady(pinned, self.name)
         if not self._random_access:
             # In whole blocks, of which the hash takes what is read.
             hashed = Hashed(io.BufferedReader(raw, BLOCK_BYTES))
@@ -157,7 +161,7 @@ class RemoteFile:
     def describe(self) -> dict[str, Any]:
         if self._pinned is None:
             pinned = self._open_pinned()
-            with Steady(pinned) as raw:
+            with Steady(pinned, self.name) as raw:
                 raw.find()
             return pinned.version
         self._pinned.check()
@@ -171,8 +175,9 @@ class Steady(io.RawIOBase):
     Raises OSError after ATTEMPTS failures in a row.
     """
 
-    def __init__(self, pinned: PinnedFile):
-        self._pinned = pinned
+    def __init__(self, pinned: PinnedFile, name: str):
+        """`name`: whose the waits are that are told."""
+        self._pinned, self._name = pinned, name
         self._position = 0
 
     def readable(self) -> bool:
@@ -207,7 +212,7 @@ class Steady(io.RawIOBase):
     def at(self, position: int, size: int) -> bytes:
         """Bytes from `position` on; none behind the end."""
         try:
-            return again_when_transient(lambda: self._read(position, size), "")
+            return again_when_transient(lambda: self._read(position, size), self._name)
         except _GaveUp as error:
             raise OSError(f"gave up after {ATTEMPTS} attempts: {error}") from None
 
