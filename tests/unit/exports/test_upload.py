@@ -354,6 +354,26 @@ def test_the_end_of_a_run_is_told_in_a_line(results, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"upload: {target}: 4 files, ")
 
 
+def test_parts_that_arrived_before_the_credentials_expired_are_not_sent_again(results, store):
+    """A token of an hour ends in the middle of a file of 150 GB (aws-cli issue 4562)."""
+    begun = []
+
+    def put(files):
+        (file,) = files
+        begun.append(dict(file.memory))
+        file.memory["upload_id"] = "u"
+        file.save()
+        raise UserError("s3://t: ExpiredToken: renew it")
+
+    real, store.store.put = store.store.put, put
+    one = uploader(results, store, ["completions"])
+    assert one.once().missing == 1
+    assert begun == [{}, {"upload_id": "u"}]
+    store.store.put = lambda files: (begun.append(dict(files[0].memory)), real(files))
+    assert uploader(results, store, ["completions"]).once().missing == 0
+    assert begun[-1] == {"upload_id": "u"}
+
+
 def test_another_server_with_the_same_bucket_gets_everything(results, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
