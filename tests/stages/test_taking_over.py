@@ -11,10 +11,13 @@ from scripts import generate_completions
 from scripts.lib.completions.adoption import adopt
 from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import digest
-from scripts.lib.core.records import Completion, Prompt, read_rows, write_rows
+from scripts.lib.core.records import Completion, Message, Prompt, read_rows, write_rows
 from scripts.lib.target.model import load_target
 from tests.fault_server.answers import Answers
+from tests.fault_server.answers import digest as answer_digest
 from tests.generation import MODEL, Server, prompts, servers, target_folder
+
+QUESTION = "What is 2+2? Answer with one number."
 
 
 class Project:
@@ -58,7 +61,7 @@ class Project:
         }
         config = self.folder / "config.json"
         config.write_bytes(orjson.dumps(values))
-        before, canaries = self.server.count(), 0
+        before = self.asked()
         for number in range(self.shards):
             shard = f"{number:03d}"
             arguments = [
@@ -67,11 +70,13 @@ class Project:
                 *("--output", self.results.shard("completions", self.name, shard)),
                 *("--state", self.results.state.folder),
             ]
-            asked = self.server.count()
             assert generate_completions.main([str(argument) for argument in arguments]) == 0, capfd.readouterr().err
-            # Each job that asks anything asks its canary first and last.
-            canaries += 2 * (self.server.count() > asked)
-        return self.server.count() - before - canaries, capfd.readouterr().err
+        return self.asked() - before, capfd.readouterr().err
+
+    def asked(self) -> int:
+        """Generations that the server has finished, but canaries."""
+        canary = answer_digest(load_target(target_folder()).render([Message("user", QUESTION)]))
+        return sum(line["prompt"] != canary for line in self.server.served())
 
     def completions(self) -> list[Completion]:
         return [

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib.completions.budget import Amount
 from scripts.lib.completions.journal_records import Ended, FirstTurn
-from scripts.lib.core.records import OUTCOMES, Completion, from_dict, open_parquet, provenance_in
+from scripts.lib.core.records import OUTCOMES, Completion, batches, from_dict, open_parquet, provenance_in
 from scripts.lib.prompts.shard import id_lists, ids_digest
 
 _GROUPS = 2  # of a file that are kept in memory
@@ -87,7 +87,7 @@ class FinishedFile:
         metadata = self._file.metadata
         self._group_rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
         unpaid, order, row = 0, hashlib.sha256(), 0
-        for batch in self._file.iter_batches(columns=["id", "outcome"]):
+        for batch in batches(self._file, ["id", "outcome"]):
             for prompt_id, outcome in zip(*(column.to_pylist() for column in batch.columns)):
                 order.update(prompt_id.encode())
                 if OUTCOMES[outcome].resumable:
@@ -118,7 +118,7 @@ class FinishedFile:
         if not self.rows.keys() & wanted:
             return
         names = ("prompt_ids", "output_ids", "seed")
-        for batch in self._file.iter_batches(columns=["id", *(f"turns.list.element.{name}" for name in names)]):
+        for batch in batches(self._file, ["id", *(f"turns.list.element.{name}" for name in names)]):
             turns = batch.column("turns")
             offsets = turns.offsets.to_pylist()
             sent, made = (list(id_lists(turns.values.field(name))) for name in names[:2])
@@ -136,7 +136,7 @@ class FinishedFile:
         # Files of before don't tell what was billed.
         billed = ["billed_tokens"] * (_turn_fields(self._file).get_field_index("billed_tokens") >= 0)
         names = [f"{turn}{name}" for name in ("prompt_ids", "output_ids", "cost_usd", *billed)]
-        for batch in self._file.iter_batches(columns=["id", "outcome", *names]):
+        for batch in batches(self._file, ["id", "outcome", *names]):
             turns = batch.column("turns")
             offsets = turns.offsets.to_pylist()
             inputs, outputs = (

@@ -266,6 +266,7 @@ class Generation:
                 self.answers.part(work.prompt.id, step.turn)
             else:
                 self.answers.turn(work.prompt.id, step.turn)
+                step.turn.pack()
 
     async def _ask(self, work: Work, request: Request, payment: Payment) -> Step:
         """Send one request and see what its answer or failure means."""

@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 def encode(record: Record, body: Any) -> bytes:
     """One line of the journal."""
-    line = b"%b\t%b" % (orjson.dumps(to_list(record)), orjson.dumps(body))
+    line = b"%b\t%b" % (orjson.dumps(to_list(record)), orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
     return b"%08x\t%b\n" % (zlib.crc32(line), line)
 
 

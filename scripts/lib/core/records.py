@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,6 +154,11 @@ class Turn:
     engine: str = ""  # its kind
     served_model: str = ""  # as it was asked for
     billed_tokens: int = 0  # prompt and output as the endpoint counted them; 0 where nobody noted it
+
+    def pack(self) -> None:
+        """Hold the ids in a ninth of the memory: a long conversation repeats its history in every turn."""
+        self.prompt_ids = np.array(self.prompt_ids, np.int32)  # type: ignore[assignment]
+        self.output_ids = np.array(self.output_ids, np.int32)  # type: ignore[assignment]
 
     @property
     def text(self) -> str:

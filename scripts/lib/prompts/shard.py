@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from scripts.lib.core.provenance import digest
-from scripts.lib.core.records import Message, Prompt, open_parquet, read_columns, read_provenance
+from scripts.lib.core.records import Message, Prompt, batches, open_parquet, read_columns, read_provenance
 
 _READ_ROWS = 256  # prompts in memory at once
 _PROMPT_COLUMNS = ["id", "dataset", "source", "key", "messages", "tools", "prompt_tokens"]
@@ -30,7 +30,7 @@ def first_prompts(path: Path, wanted: Set[str] | None = None) -> Iterator[tuple[
     with open_parquet(path) as file:
         if "prompt_ids" not in file.schema_arrow.names:
             return
-        for batch in file.iter_batches(columns=["id", "prompt_ids"]):
+        for batch in batches(file, ["id", "prompt_ids"]):
             for prompt_id, sent in zip(batch.column("id").to_pylist(), id_lists(batch.column("prompt_ids"))):
                 if len(sent) and (wanted is None or prompt_id in wanted):
                     yield prompt_id, ids_digest(sent)

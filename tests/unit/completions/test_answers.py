@@ -404,3 +404,18 @@ def test_reopening_a_shard_spends_nothing(shard, counted):
         spent.append(account.spent)
         answered.close()
     assert spent == [Amount(2 * counted, 1.0)] * 3
+
+
+def test_packed_turns_are_journalled_as_the_ids_that_they_are(shard):
+    rows = shard.write("a")
+    whole = completion(rows[0], turns=2)
+    for one in whole.turns:
+        one.pack()
+    assert whole.turns[0].prompt_ids.nbytes == 4 * 3
+    answered = shard.open()
+    answered.done(whole)
+    finish(answered, shard.prompts, shard.output, lambda prompt_id: None, {})
+    answered.close()
+    assert [(one.prompt_ids, one.output_ids) for row in read_rows(shard.output, Completion) for one in row.turns] == [
+        (turn("a").prompt_ids, turn("a").output_ids)
+    ] * 2
