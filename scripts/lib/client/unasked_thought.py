@@ -13,7 +13,7 @@ def unasked_thought(target: Target, prompt_ids: Sequence[int], answer: Answer) -
     What was sampled is the answer after a thought: without it, in ids that say that there was none, it would teach
     something else.
     """
-    if answer.output_ids is not None:
+    if answer.output_ids is not None or not turn_format.knows_thoughts(target):
         return None
     if not (answer.reasoning or "").strip():
         close = turn_format.of(target).close
@@ -23,7 +23,7 @@ def unasked_thought(target: Target, prompt_ids: Sequence[int], answer: Answer) -
             f"the API counts {answer.reasoning_tokens} tokens of a thought that it doesn't show, without which the answer can't "
             "be learnt: have it shown, or turned off, by engine.extra_body"
         )
-    if turn_format.may_think(target, prompt_ids):
+    if not turn_format.thinking_is_off(target, prompt_ids):
         return None
     return (
         "the API thinks, the target's template is set not to: turn it off by engine.extra_body (OpenRouter: {reasoning: "

@@ -20,6 +20,7 @@ from scripts.lib.engines.request_ids import RequestIds
 from scripts.lib.target.model import Target, TemplateError
 from scripts.lib.target.output import Output, add_text, split_output
 from scripts.lib.target.reconstruction import reconstruct, reconstruction_flags
+from scripts.lib.target.turn_format import knows_thoughts
 
 # Answers that are worth another seed (empty, filtered) are asked this many times more.
 RESAMPLES = 2
@@ -182,6 +183,8 @@ class Dialogue:
         if problem := unasked_thought(self.target, request.prompt_ids, answer):
             return Failure("permanent", problem, billed=True)
         content, reasoning = answer.text or "", answer.reasoning
+        if (reasoning or answer.reasoning_tokens) and not knows_thoughts(self.target):
+            answer.flags.append("reasoning_dropped")  # told with its share in the report
         if not content and not reasoning:
             return [], Output("", None, True, ()), False
         try:

@@ -25,7 +25,9 @@ SOURCE_LOSS = 0.3  # share of a source's rows that is not used
 LONG_COLUMN = 50  # characters that a column which nobody reads has on average: more than labels have
 CHECK = 0.05  # share of samples that one check refuses
 DRIFT = 0.01  # share of reconstructed answers whose ids differ from the sampled ones
-OTHER_LENGTH = 0.1  # share of reconstructed answers that are longer or shorter than the API counted
+OTHER_LENGTH = (
+    0.1  # share of reconstructed answers that are longer or shorter than the API counted, or lack their thought
+)
 NEARLY = 0.95  # of a budget
 
 CHECKED = (
@@ -286,7 +288,10 @@ def _ids(run: Run, one: DatasetRun) -> Iterator[Suspicion]:
     other_length = one.validated["statistics"]["flags"].get("length_mismatch", 0)
     if other_length:
         text += f" {share_text(other_length, rebuilt)} of them hold an answer of another length than the API counted."
-    drifts = drift["drifted"] > DRIFT * max(1, drift["turns"]) or other_length > OTHER_LENGTH * rebuilt
+    dropped = one.validated["statistics"]["flags"].get("reasoning_dropped", 0)
+    if dropped:
+        text += f" {share_text(dropped, rebuilt)} of them lack a thought that came with the answer: the target's template has none."
+    drifts = drift["drifted"] > DRIFT * max(1, drift["turns"]) or max(other_length, dropped) > OTHER_LENGTH * rebuilt
     level = LOOK if exact or drifts else NOTE
     yield Suspicion(level, one.name, text, "`merge.mixed_ids_origin: false` refuses a mixture." if exact else "")
 

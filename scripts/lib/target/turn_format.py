@@ -199,9 +199,12 @@ def of(target: Target) -> TurnFormat:
     return learn(target)
 
 
-def may_think(target: Target, prompt_ids: Sequence[int]) -> bool:
-    """Whether an answer to a prompt has a place for a thought: the template knows thoughts, and has not closed this one."""
-    if target.harmony is not None:
-        return True
-    form = of(target)
-    return bool(form.open) and not target.decode(prompt_ids[-8:]).rstrip().endswith(form.close)
+def knows_thoughts(target: Target) -> bool:
+    """Whether the target's template has a place for thoughts at all."""
+    return target.harmony is not None or bool(of(target).open)
+
+
+def thinking_is_off(target: Target, prompt_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends with a thought that its template has closed already: the answer is to have none."""
+    close = of(target).close
+    return bool(close) and target.decode(prompt_ids[-8:]).rstrip().endswith(close)

@@ -513,3 +513,23 @@ def test_endpoints_that_never_answer_are_named_while_the_job_waits_and_when_it_g
     assert re.search(
         r"no endpoint (works|has answered yet) \(http://u0: .+\): tried again, for 3600 s at most", house.lines[0]
     )
+
+
+class ThinkingApi:
+    """A hosted API that thinks whatever it is told."""
+
+    async def call_within(self, seconds, url, call):
+        message = {"role": "assistant", "content": "4", "reasoning": "Two and two."}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        return Reply(200, {}, orjson.dumps({"id": "g1", "model": "m", "choices": choices}))
+
+
+@pytest.mark.parametrize(("family", "stops"), [("qwen3-no-think", True), ("qwen3", False), ("llama-3.1", False)])
+def test_an_api_that_thinks_though_the_target_is_not_to_is_stopped_before_it_is_paid(family, stops, tmp_path):
+    settings = config(kind="openai", served_model="m")
+    judge = Canary(settings, families.target(family), adapter_for(settings), ThinkingApi(), tmp_path)
+    if stops:
+        with pytest.raises(UserError, match="the API thinks, the target's template is set not to"):
+            asyncio.run(judge.ask("http://u0"))
+    else:
+        assert asyncio.run(judge.ask("http://u0")) is None

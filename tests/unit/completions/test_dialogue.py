@@ -399,7 +399,7 @@ def test_history_stops_at_the_next_question():
         ("deepseek-r1-distill", "Hm.", False),
         ("glm-4.5", "Hm.", False),
         ("gpt-oss", "Hm.", False),
-        ("llama-3.1", "Hm.", True),  # its template knows no thoughts
+        ("llama-3.1", "Hm.", False),  # its template knows no thoughts, so none is turned off
     ],
 )
 def test_a_thought_without_a_place_is_refused(family, reasoning, refused):
@@ -438,7 +438,22 @@ def test_a_turn_knows_its_engine_its_model_and_what_it_used_of_a_budget():
     assert turn.billed_tokens == 70 + len(answer.output_ids) + len(request.prompt_ids) + len(rest.output_ids)
 
 
-@pytest.mark.parametrize("family", ["kimi-k2.5", "kimi-k2.5-instant", "llama-3.1"])
+@pytest.mark.parametrize(
+    ("answer", "flagged"),
+    [
+        (Answer("stop", text="Four.", reasoning="Hm."), True),
+        (Answer("stop", text="Four.", reasoning_tokens=9), True),
+        (Answer("stop", text="Four.", reasoning_tokens=0), False),
+        (Answer("stop", text="Four."), False),
+    ],
+)
+def test_a_thought_that_the_template_has_no_place_for_is_flagged(answer, flagged):
+    step = take(rules(families.target("llama-3.1")), work(), answer)
+    (turn,) = step.completion.turns
+    assert (step.completion.outcome, "reasoning_dropped" in turn.flags) == ("ok", flagged)
+
+
+@pytest.mark.parametrize("family", ["kimi-k2.5", "kimi-k2.5-instant"])
 @pytest.mark.parametrize(
     ("reasoning", "tokens", "refused"), [(None, 55, True), (" ", 55, True), (None, 0, False), (None, None, False)]
 )

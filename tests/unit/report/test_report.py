@@ -279,6 +279,16 @@ def test_thoughts_that_the_target_does_not_know_are_named():
     )
 
 
+def test_reconstructed_answers_without_their_thought_are_named():
+    rebuilt = validated(50, 190)
+    rebuilt["statistics"] |= {"ids_origin": {"reconstructed": 50}, "flags": {"reasoning_dropped": 50}}
+    found = texts(run_of(dataset("b", rebuilt)))
+    assert any(
+        text.startswith("look b: The ids of 50 samples were reconstructed from text. 100.0% of them lack a thought")
+        for text in found
+    )
+
+
 def test_rejects_above_the_limit_stop_the_run_below_it_they_are_named():
     many = validated(60, 200, samples=100, prompts=100, outcomes={"ok": 100}, rejects={"stop_token": 40})
     some = validated(90, 200, samples=100, prompts=100, outcomes={"ok": 100}, rejects={"bos": 9, "script": 1})
