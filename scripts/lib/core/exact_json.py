@@ -17,7 +17,7 @@ class NotJson(ValueError):
     """A text that isn't JSON, or a value that JSON can't say."""
 
 
-def read_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str) -> Any:
     """The value of a JSON text; integers of any size are exact. Raises NotJson.
 
     What orjson refuses but people's files hold (NaN, lone surrogates) is read as the standard library does.

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import read_json
+from scripts.lib.core.exact_json import parse_json
 
 PROVENANCE_KEY = b"drafter-corpus"
 ROWS_PER_GROUP = 1024
@@ -94,7 +94,7 @@ class Message:
             message["reasoning_content"] = self.reasoning
             message["reasoning"] = self.reasoning
         if self.tool_calls is not None:
-            message["tool_calls"] = read_json(self.tool_calls)
+            message["tool_calls"] = parse_json(self.tool_calls)
         if self.role == "tool":
             # Never a user's: Kimi's template lets the name take the role's place.
             named = {"name": self.name, "tool_call_id": self.tool_call_id}

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 
-from scripts.lib.core.exact_json import json_text, read_json
+from scripts.lib.core.exact_json import json_text, parse_json
 from scripts.lib.core.records import Message, Sample
 from scripts.lib.exports.json_lines import JsonLines
 from scripts.lib.exports.report import Report, unrenderable
@@ -202,7 +202,7 @@ def _spans(mask: list[int]) -> int:
 def openai_calls(text: str | None) -> list[dict[str, Any]]:
     """Tool calls with every key that a trainer may want: id, type, and arguments as JSON text."""
     calls = []
-    for number, call in enumerate(read_json(text) if text else []):
+    for number, call in enumerate(parse_json(text) if text else []):
         function = call.get("function", call)
         arguments = function.get("arguments", {})
         calls.append(

@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.core.records import Message
 from scripts.lib.target.bounds import BoundedEnvironment, begin_rendering
 
@@ -178,7 +178,7 @@ def _with_arguments(call: dict, as_text: bool) -> dict:
     if not as_text and isinstance(arguments, str):
         # What a model garbled stays text.
         with contextlib.suppress(NotJson):
-            arguments = read_json(arguments)
+            arguments = parse_json(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

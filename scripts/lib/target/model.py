@@ -19,7 +19,7 @@ import jinja2
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import read_json
+from scripts.lib.core.exact_json import parse_json
 from scripts.lib.core.records import Message
 from scripts.lib.target.byte_level import token_bytes
 from scripts.lib.target.chat_template import frozen_template, template_message, template_variables, with_arguments
@@ -147,8 +147,8 @@ class Target:
         conversation = [template_message(message) for message in messages]
         calls = any("tool_calls" in message for message in conversation)
         try:
-            parsed_tools = read_json(tools) if tools else None
-            variables = read_json(template_kwargs) if template_kwargs else {}
+            parsed_tools = parse_json(tools) if tools else None
+            variables = parse_json(template_kwargs) if template_kwargs else {}
 
             def apply(messages: list[dict]) -> str:
                 return self._apply(messages, parsed_tools, generation_prompt, **variables)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scripts.lib.core.exact_json import json_text, read_json
+from scripts.lib.core.exact_json import json_text, parse_json
 from scripts.lib.core.records import Message
 from scripts.lib.target.chat_template import given_arguments
 from scripts.lib.target.model import Target
@@ -43,7 +43,7 @@ class CallForm:
         for message in messages:
             if message.role == "assistant" and message.tool_calls:
                 waiting = [
-                    self._call(call, count + number) for number, call in enumerate(read_json(message.tool_calls))
+                    self._call(call, count + number) for number, call in enumerate(parse_json(message.tool_calls))
                 ]
                 count += len(waiting)
                 message = replace(message, tool_calls=json_text([call.formed for call in waiting]))

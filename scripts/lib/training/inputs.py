@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from scripts.lib.core import durable, records
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.core.records import Sample
 from scripts.lib.prompts.sources.folders import files_below
 from scripts.lib.training import manifest
@@ -211,7 +211,7 @@ def _hold_nulls(column: pa.Array) -> np.ndarray:
 
 def _is_json(text: str | None) -> bool:
     try:
-        return text is None or isinstance(read_json(text), list | dict)
+        return text is None or isinstance(parse_json(text), list | dict)
     except NotJson:
         return False
 

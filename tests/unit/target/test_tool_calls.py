@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.core.exact_json import json_text, read_json
+from scripts.lib.core.exact_json import json_text, parse_json
 from scripts.lib.core.records import Message, Prompt
 from scripts.lib.target import tool_calls
 from scripts.lib.target.tool_calls import CallForm
@@ -25,7 +25,7 @@ def turn(*calls: dict) -> Message:
 
 
 def ids(messages: list[Message]) -> list[str]:
-    return [made["id"] for message in messages if message.tool_calls for made in read_json(message.tool_calls)]
+    return [made["id"] for message in messages if message.tool_calls for made in parse_json(message.tool_calls)]
 
 
 def answered(messages: list[Message]) -> list[str | None]:

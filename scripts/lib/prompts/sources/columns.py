@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from scripts.lib.core.exact_json import read_json
+from scripts.lib.core.exact_json import parse_json
 
 Feature = Any  # what `datasets` writes of a column beside its type: {"_type": "ClassLabel", "names": [...]}, ...
 VECTOR = 32  # longer lists of floats are embeddings, which nobody reads as text
@@ -191,7 +191,7 @@ def _any(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]
 
 _SECONDS = pa.timestamp("s")
 _OF_EXTENSIONS: dict[str, Callable[[Any], Any]] = {
-    "arrow.json": read_json,
+    "arrow.json": parse_json,
     "arrow.bool8": bool,
     "arrow.uuid": lambda data: str(uuid.UUID(bytes=data)),
 }

@@ -6,7 +6,7 @@ rows of the file that should be there are missing (a ShareGPT that is a Git LFS 
 
 import re
 
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.prompts.sources.compression import is_compressed
 
 HEAD_BYTES = 1024
@@ -77,7 +77,7 @@ def _of_text(head: bytes, kind: str) -> str | None:
 def _is_json_line(head: bytes) -> bool:
     first, newline, _ = head.partition(b"\n")
     try:
-        return bool(newline) and first.startswith(b"{") and isinstance(read_json(first), dict)
+        return bool(newline) and first.startswith(b"{") and isinstance(parse_json(first), dict)
     except NotJson:
         return False
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.prompts.sources.rows import kind_of
 
 # What `datasets` writes beside its data.
@@ -94,7 +94,7 @@ def without_bookkeeping(paths: Iterable[str]) -> list[str]:
 def _saved_files(folder: Path) -> set[str] | None:
     """Names of the data files of a folder that `save_to_disk` wrote; None for any other. Raises UserError."""
     try:
-        state = read_json((folder / STATE).read_bytes())
+        state = parse_json((folder / STATE).read_bytes())
     except (OSError, NotJson):
         return None
     files = state.get("_data_files") if isinstance(state, dict) else None

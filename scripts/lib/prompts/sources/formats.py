@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scripts.lib.config.model import Fields
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources import transcripts, weights
@@ -420,7 +420,7 @@ def _read_variables(conversation: Conversation, columns: Columns) -> None:
     value = columns.look("chat_template_kwargs")
     if isinstance(value, str):
         try:
-            value = read_json(value)
+            value = parse_json(value)
         except NotJson:
             return
     if not isinstance(value, dict):

@@ -115,7 +115,7 @@ class HubFile(LocalFile):
         self._repository, self._path_there = repository, path
 
     def open(self) -> BinaryIO:
-        self.path = download(self._repository, self._path_there)
+        self.path = cached_copy(self._repository, self._path_there)
         return super().open()
 
     def describe(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class HubFile(LocalFile):
         return {"revision": self._repository.revision, **listed}
 
 
-def download(repository: Repository, path: str) -> str:
+def cached_copy(repository: Repository, path: str) -> str:
     """Local path of a file, from the cache or downloaded into it. Raises UserError."""
     try:
         return huggingface_hub.hf_hub_download(
@@ -145,7 +145,7 @@ def _card(repository: Repository) -> dict[str, Any]:
     texts = {}
     for name in (README, STANDALONE):
         if name in repository.files:
-            texts[name] = Path(download(repository, name)).read_text(encoding="utf-8", errors="replace")
+            texts[name] = Path(cached_copy(repository, name)).read_text(encoding="utf-8", errors="replace")
     front = _FRONT_MATTER.match(texts.get(README, ""))
     return _yaml(front[1] if front else "") | _yaml(texts.get(STANDALONE, ""))
 

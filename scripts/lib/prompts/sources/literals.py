@@ -3,13 +3,13 @@
 import ast
 from typing import Any
 
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 
 
 def read_literal(text: str) -> Any:
     """The value of a text of JSON or of a Python literal (`{'a': True}`). Raises NotJson."""
     try:
-        return read_json(text)
+        return parse_json(text)
     except NotJson as error:
         try:
             return ast.literal_eval(text.strip())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.lib.core.errors import UserError
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources.row import CHUNK_BYTES, MAX_ROW_BYTES, Row
 
@@ -47,7 +47,7 @@ def _first_line_is_whole(start: bytes) -> bool:
     """Whether a file's first line is a row, an object or a list, and others follow."""
     first, newline, rest = start.partition(b"\n")
     try:
-        value = read_json(first)
+        value = parse_json(first)
     except NotJson:
         return False
     return bool(newline) and (isinstance(value, dict) or (isinstance(value, list) and bool(rest.strip())))
@@ -84,7 +84,7 @@ def _lines(name: str, stream: io.BufferedReader) -> Iterator[Row]:
         if not line:
             continue
         try:
-            yield Row(where, read_json(line))
+            yield Row(where, parse_json(line))
         except NotJson as error:
             yield Row(where, None, Defect("broken_json", str(error)))
 

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from scripts.lib.core import exact_json
-from scripts.lib.core.exact_json import NotJson, read_json
+from scripts.lib.core.exact_json import NotJson, parse_json
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
 from scripts.lib.prompts.sources.contents import first_of
@@ -43,7 +43,7 @@ def joined(first: str | None, second: str | None) -> str | None:
     """JSON text of both lists of calls."""
     if first is None or second is None:
         return first or second
-    return json_text([*read_json(first), *read_json(second)])
+    return json_text([*parse_json(first), *parse_json(second)])
 
 
 def _parsed(text: str) -> Any:
@@ -87,7 +87,7 @@ def _arguments(value: Any) -> Any:
     if value is None or isinstance(value, dict) or (isinstance(value, str) and not value.strip()):
         return value
     try:
-        found, kept = (read_json(value) if isinstance(value, str) else value), value
+        found, kept = (parse_json(value) if isinstance(value, str) else value), value
     except NotJson:
         try:
             found = kept = _parsed(value)
@@ -207,7 +207,7 @@ def _definition(value: Any) -> Any:
     if not value.strip():
         return None
     try:
-        return read_json(value)
+        return parse_json(value)
     except NotJson:
         raise Defect("bad_tools", "the tools are a text that is not JSON") from None
 
