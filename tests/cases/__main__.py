@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ TARGETS = {
     r"<\|eot_id\|>|\bllama": "llama3.1|meta-llama-Llama-3.1-8B-Instruct",
     r"\bkimi": "kimi-k2.5-shaped|own",
     r"\bdeepseek": "deepseek_v3|own",
+    r'\breasoning \\?"': "qwen3|Qwen-Qwen3-4B-Thinking-2507",
 }
 PRICES = {"price_prompt": 1.0, "price_output": 1.0}
 # A server that is never believed must not hold this up for an hour.
@@ -104,7 +106,10 @@ def _answers(bench: Bench, folder: Path, tokenizer: str, words: str) -> dict[str
     with served(folder / "server.py") as url:
         engine = {"kind": "openai", "endpoints": [url], "served_model": "m", **PRICES}
         source = str(folder / "prompts.jsonl")
-        return {"prompts": [bench.run(source, "B", tokenizer, engine=engine, transport=PATIENCE, **sections)]}
+        run = bench.run(source, "B", tokenizer, engine=engine, transport=PATIENCE, **sections)
+        with urllib.request.urlopen(url, timeout=10) as told:
+            run.asked = json.load(told).get("asked", 0)
+        return {"prompts": [run]}
 
 
 def _restore_links(folder: Path) -> None:

@@ -468,10 +468,12 @@ def _costs(case: Case, runs: list[Run], match: re.Match) -> Problems:
 @claim(r"\b(\w+) after (\d+) answers")
 def _stops(case: Case, runs: list[Run], match: re.Match) -> Problems:
     outcomes = [answer.outcome for run in runs for answer in run.completions]
-    answered = [outcome for outcome in outcomes if outcome != match[1]]
-    if len(answered) == int(match[2]) and match[1] in outcomes:
+    # Canaries are answers, too, and cost as much.
+    answered = {sum(outcome != match[1] for outcome in outcomes), *(run.asked for run in runs)}
+    if int(match[2]) in answered and match[1] in outcomes:
         return []
-    return [f"outcomes {outcomes}, right is {match[1]} after {match[2]} answers"]
+    asked = sum(run.asked for run in runs)
+    return [f"outcomes {outcomes} of {asked} requests, right is {match[1]} after {match[2]} answers"]
 
 
 # Keys whose values are no words.

@@ -43,6 +43,7 @@ class Run:
     completions: list[Completion] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
+    asked: int = 0  # requests that the case's own server has answered, canaries among them
 
     @property
     def name(self) -> str:
