@@ -24,6 +24,7 @@ from scripts.lib.core.locks import PATIENCE, hold
 # Space that is given up when the disk is full, so that what has already arrived can still be written.
 _RESERVE_BYTES = 8 << 20
 _RESERVE_SHARE = 0.25  # at most this part of what is free
+_LEAST_FREE = 4 << 20  # bytes of a disk that a job begins on
 _PIECE = 1 << 14  # bytes that are read at once, more than most records have
 
 
@@ -96,6 +97,7 @@ class Journal:
         self.recorded: dict | None = None  # identity in the file, None when it is new
         self._pending: list[bytes] = []
         self._dirty = False
+        self._no_room = ""  # why something could not be written
         self._reserve = path.with_name(f".{path.name}.reserve")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = hold(path.with_name(f"{path.name}.lock"), wait=patience, what=what)
@@ -157,25 +159,32 @@ class Journal:
         """Write what was appended and is not written yet. On a full disk give up the reserve for it and set `problem`."""
         if not self._pending:
             return
-        data = b"".join(self._pending)
         try:
-            self._append_now(data)
+            self._write_pending()
         except OSError as error:
-            # Half a record may be there: away with it, and try again with the reserve's space.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._end)
+            self._no_room = error.strerror
             self._reserve.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._write_pending()
+        if self._no_room:
+            lost = len(self._pending)
+            kept = f"{lost} answers that had arrived could not be kept, and are asked again"
             self.problem = UserError(
-                f"{self.path}: can't be written ({error.strerror}): the job stops; what has arrived is kept. "
-                "Free some space and run again"
+                f"{self.path}: can't be written ({self._no_room}): the job stops; "
+                f"{kept if lost else 'what has arrived is kept'}. Free some space and run again"
             )
+
+    def _write_pending(self) -> None:
+        """One record after the other, so that those which fit are kept. Raises OSError."""
+        while self._pending:
             try:
-                self._append_now(data)
+                self._append_now(self._pending[0])
             except OSError:
+                # Half a record may be there: away with it.
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, self._end)
-                return
-        self._pending.clear()
+                raise
+            del self._pending[0]
 
     def sync(self) -> None:
         """Make everything written so far durable. May be called from another thread."""
@@ -224,9 +233,13 @@ class Journal:
 
     def _make_reserve(self) -> None:
         statistics = os.statvfs(self.path.parent)
-        size = min(_RESERVE_BYTES, int(statistics.f_bavail * statistics.f_frsize * _RESERVE_SHARE))
-        if size <= 0:
-            raise UserError(f"{self.path.parent}: the disk is full: free some space and run again, nothing is lost")
+        free = statistics.f_bavail * statistics.f_frsize
+        if free < _LEAST_FREE:
+            raise UserError(
+                f"{self.path.parent}: {free / 1e6:.1f} MB of the disk are free, too little for the answers in flight: free "
+                "some space and run again, nothing is lost"
+            )
+        size = min(_RESERVE_BYTES, int(free * _RESERVE_SHARE))
         descriptor = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, size)

@@ -31,11 +31,11 @@ def opened(path: Path, identity: dict = IDENTITY, patience: float = 0.0) -> tupl
 words, counts = st.text(max_size=20), st.integers(0, 2**40)
 RECORDS = st.one_of(
     st.builds(Header),
-    st.builds(Done, words, words, counts, counts, st.floats(0, 1e6), words),
+    st.builds(Done, words, words, counts, counts, st.floats(0, 1e6), words, st.none() | counts, words),
     st.builds(TurnDone, words, words),
     st.builds(TurnPart, words, words),
     words.map(Void),
-    st.builds(Void, words, words, counts, counts, st.floats(0, 1e6)),
+    st.builds(Void, words, words, counts, counts, st.floats(0, 1e6), st.none() | counts, words),
     st.builds(Proven, words, counts),
 )
 
@@ -205,3 +205,34 @@ def test_a_full_disk_gives_up_the_reserve_and_loses_nothing(tmp_path, monkeypatc
     journal.append(Done("c", "ok"), None)
     journal.close()
     assert [line.record for line in scan(path)] == [Header(), Done("a", "ok"), Done("b", "ok"), Done("c", "ok")]
+
+
+def test_answers_that_a_full_disk_does_not_take_are_counted_not_called_kept(tmp_path, monkeypatch):
+    """Of 64 in flight some still fit, the others don't; nobody is told that all were kept."""
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    write, room = os.write, [700]
+
+    def nearly_full(file, data):
+        if len(data) > room[0]:
+            raise OSError(28, "No space left on device")
+        room[0] -= len(data)
+        return write(file, data)
+
+    monkeypatch.setattr(journal_module.os, "write", nearly_full)
+    journal.append(Done("big", "ok"), {"ids": [1] * 1000})
+    assert "1 answers that had arrived could not be kept, and are asked again" in str(journal.problem)
+    journal.append(Done("small", "ok"), None)
+    assert "2 answers that had arrived could not be kept" in str(journal.problem)
+    room[0] = 10_000  # somebody has freed some
+    journal.append(Done("last", "ok"), None)
+    assert "what has arrived is kept" in str(journal.problem)
+    journal.close()
+    assert [line.record for line in scan(path)] == [Header(), *(Done(name, "ok") for name in ("big", "small", "last"))]
+
+
+def test_a_disk_without_room_for_the_answers_in_flight_is_refused_before_anything_is_paid(tmp_path, monkeypatch):
+    left = os.statvfs_result((4096, 4096, 1000, 200, 200, 0, 0, 0, 0, 255))  # 0.8 MB
+    monkeypatch.setattr(journal_module.os, "statvfs", lambda path: left)
+    with pytest.raises(UserError, match=r"0.8 MB of the disk are free, too little for the answers in flight"):
+        opened(tmp_path / "000.journal")
