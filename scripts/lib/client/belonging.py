@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from scripts.lib.engines.base import Answer, Failure, Request
 
+CANARY = "canary"  # stands for the prompt that it asks
 _REMEMBERED = 20_000  # replies of an endpoint; a second copy comes soon after the first
 _FEW = 10  # answers, from which on the share of odd ones says something
 _MOST_ODD = 0.4  # of the answers: an API that is odd more often counts in a way of its own
@@ -40,6 +41,8 @@ class _Counts:
     """How many tokens more than we an API counts for a prompt, of one form of conversation."""
 
     usual: int | None = None
+    told: set[int] = field(default_factory=set)  # its counts so far, and our own of the same prompts
+    asked: set[int] = field(default_factory=set)
     answers: int = 0
     odd: int = 0  # of these, and no two of them are each other's
     exceptions: int = 0
@@ -87,6 +90,11 @@ class Belonging:
         counts = self._counts_of(url, request, answer)
         if answer.prompt_tokens is not None and counts.usual is None:
             counts.usual = answer.prompt_tokens - len(request.prompt_ids)
+            counts.told.add(answer.prompt_tokens)
+            counts.asked.add(len(request.prompt_ids))
+        if answer.reply_id:
+            replies = self._replies.setdefault(url, _Replies())
+            replies.seen.setdefault(answer.reply_id, (CANARY, hash((answer.text, answer.reasoning))))
 
     def _came_before(self, url: str, prompt: str, answer: Answer) -> Failure | None:
         replies = self._replies.setdefault(url, _Replies())
@@ -99,7 +107,7 @@ class Belonging:
         if before[1] != said[1]:
             replies.unique = False
             replies.seen.clear()
-        elif before[0] != prompt:
+        elif before[0] != prompt and len(replies.seen) > 1:  # else its ids may be one and the same for good
             return Failure("retry", f"the answer to another request came again ({answer.reply_id[:60]})", billed=True)
         return None
 
@@ -107,6 +115,10 @@ class Belonging:
         counts, counted = self._counts_of(url, request, answer), answer.prompt_tokens
         if counted is None or not counts.constant:
             return None
+        counts.told.add(counted)
+        counts.asked.add(len(request.prompt_ids))
+        if len(counts.told) == 1 < len(counts.asked):
+            return None  # the same for prompts of any length so far: it counts nothing
         if counts.usual is None:
             counts.usual = counted - len(request.prompt_ids)
         expected = len(request.prompt_ids) + counts.usual

@@ -45,10 +45,19 @@ def test_a_reply_that_came_before_is_not_taken_for_another_prompts():
     api = Api()
     first = api.answer(10)
     assert api.ask("p1", 10, first) is None
+    assert api.ask("p0", 10, api.answer(10)) is None  # the API has ids of its own
     assert "came again (gen-1)" in api.ask("p2", 10, first)
     assert api.ask("p2", 10, api.answer(10)) is None
     assert api.ask("p1", 10, first) is None  # of a cache, say: the same prompt may have it again
     assert api.ask("p3", 10, first, url="https://other.example/v1") is None
+
+
+def test_an_api_that_says_the_same_of_every_prompt_is_paid_once_for_each():
+    """One id, one text and one count for all: nothing tells whose an answer is, and asking again tells no more."""
+    api = Api()
+    for number in range(20):
+        same = api.answer(10, text="It is 42.", reply_id="x", prompt_tokens=9)
+        assert api.ask(f"p{number}", 10 + number, same) is None
 
 
 def test_an_api_whose_ids_are_always_the_same_is_not_gone_by_them():
