@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.completions.adoption import adopt
 from scripts.lib.config.file import parse_config
 from scripts.lib.config.model import EXPORT_FORMATS, Config
 from scripts.lib.config.stage_settings import stage_settings
@@ -97,6 +96,8 @@ class RunPlan:
 
         Raises UserError.
         """
+        from scripts.lib.completions.adoption import adopt  # here: a plan needs no Parquet
+
         try:
             durable.write_json(RESULTS.state.config, self.config.model_dump(mode="json", by_alias=True))
             adopt(RESULTS)
