@@ -9,9 +9,11 @@ import pytest
 
 from scripts import generate_completions
 from scripts.lib.completions.adoption import adopt
+from scripts.lib.completions.answers import ShardAnswers
 from scripts.lib.core.paths import Results
 from scripts.lib.core.provenance import digest
 from scripts.lib.core.records import Completion, Message, Prompt, read_rows, write_rows
+from scripts.lib.prompts.shard import made_from
 from scripts.lib.target.model import load_target
 from tests.fault_server.answers import Answers
 from tests.fault_server.answers import digest as answer_digest
@@ -171,20 +173,40 @@ def test_a_journal_that_a_killed_job_left_is_enough(project, capfd, change):
     assert project.outputs() == before
 
 
-def journal_of(project: Project, rows: list[Completion]) -> None:
-    from scripts.lib.completions.answers import ShardAnswers
-    from scripts.lib.prompts.shard import made_from
+def test_a_conversation_that_was_begun_elsewhere_goes_on(project, capfd):
+    """Its turns stay findable also when the other shard's job finishes first, and keeps them."""
+    project.rows = prompts(20, turns=2)
+    assert project.run(capfd)[0] == 40
+    before, state = project.outputs(), project.results.state
+    rows = list(read_rows(state.finished("chat", "000"), Completion))
+    state.finished("chat", "000").unlink()
+    shutil.rmtree(project.results.root / "completions")
+    answers = reopened(project)
+    for row in rows:
+        answers.turn(row.id, row.turns[0])
+    answers.close()
+    in_two_shards(project)
+    asked, said = project.run(capfd)
+    assert asked == 20, said
+    assert project.outputs() == before
 
+
+def reopened(project: Project) -> ShardAnswers:
+    """The answers of the first shard, as its job would write them."""
     path = project.results.state.journal("chat", "000")
     recorded = orjson.loads(path.read_bytes().split(b"\t")[2])
     prompts_path = project.results.shard("prompts", "chat", "000")
-    answers = ShardAnswers(
+    return ShardAnswers(
         project.results.state.folder, "chat", "000", recorded, lambda turn: None, made_from(prompts_path)
     )
+
+
+def journal_of(project: Project, rows: list[Completion]) -> None:
+    answers = reopened(project)
     for row in rows:
         answers.done(row, "http://gone")
     answers.close()
-    with open(path, "ab") as file:
+    with open(answers.journal.path, "ab") as file:
         file.write(b'0badc0de\t["done","half')
 
 

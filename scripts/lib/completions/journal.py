@@ -205,7 +205,8 @@ class Journal:
 
     def replace(self, lines: list[bytes]) -> None:
         """Start a new file with these lines in one step, after the old records were made durable elsewhere."""
-        header = encode(self._header, self.identity)
+        # What is kept may be of prompts that others have now: then it doesn't say that it is not.
+        header = encode(Header() if lines else self._header, self.identity)
         data = b"".join([header, *lines])
         durable.write_bytes(self.path, data)
         os.close(self._file)
