@@ -80,6 +80,7 @@ class Account:
         self.path = self.state.account(dataset, shard)
         self.spent, self.held, self.in_flight = spent, Amount(), Amount()
         self.exhausted: Amount | None = None  # a need that nothing will ever fit again
+        self.dearer = 1.0  # what an answer cost of what the configured prices allow at most, where that was more
         self._saved: dict = {}
         money = self.overall.cost is not None or self.own.cost is not None
         if money and not self.price_output:
@@ -102,7 +103,7 @@ class Account:
 
     def reserve(self, prompt_tokens: int, max_tokens: int) -> Amount | Literal["wait", "never"]:
         """Reserve what a request may use at most. `wait`: others may give back; `never`: it won't fit any more."""
-        need = Amount(prompt_tokens + max_tokens, self.price(prompt_tokens, max_tokens))
+        need = Amount(prompt_tokens + max_tokens, self.dearer * self.price(prompt_tokens, max_tokens))
         if not self.limited:
             return need
         if self.exhausted is not None and _covers(need, self.exhausted):
@@ -148,11 +149,20 @@ class Account:
         return [(self.own, sums[True]), (self.overall, sums[True] + sums[False])], anybody
 
     def settle(self, reserved: Amount, used: Amount) -> None:
-        """A request is over and used this much (nothing, when it was refused)."""
+        """A request is over and used this much (nothing, when it was refused).
+
+        One that used more than was reserved shows that the prices are too low, or not those that are billed: more is
+        reserved from then on, and what was granted at the old price is asked for again.
+        """
         self.spent = self.spent + used
-        if self.limited:
-            self.in_flight = self.in_flight - reserved
-            self.held = self.held - reserved
+        if not self.limited:
+            return
+        self.in_flight = self.in_flight - reserved
+        self.held = self.held - reserved
+        if reserved.cost and used.cost > reserved.cost:
+            self.dearer *= used.cost / reserved.cost
+        if not _covers(reserved, used):
+            self.held = self.in_flight
 
     def save(self, *, give_back: bool = False) -> None:
         """Write the account when it changed: every second, and at the end with `give_back`.

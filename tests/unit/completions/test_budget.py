@@ -130,6 +130,17 @@ def test_money_needs_prices(tmp_path):
         Jobs(tmp_path, config(cost=1.0, prices=(0.0, 0.0))).start()
 
 
+def test_prices_that_are_too_low_are_learned_from_the_first_answer(tmp_path):
+    """A key of one's own: the provider bills what the API's prices don't say; what was granted before counts anew."""
+    budget = Jobs(tmp_path, config(cost=1.0)).start()
+    for _ in range(2):
+        reserved = budget.reserve(30, 100)
+        assert reserved.cost in (pytest.approx(230e-6), pytest.approx(0.5))
+        budget.settle(reserved, Amount(44, 0.5))
+    assert budget.reserve(30, 100) == "never"
+    assert budget.spent.cost == 1.0
+
+
 def test_excess_of_a_grant_goes_back_to_the_others(tmp_path):
     """The first grant is for eight requests; a job that ends gives back what it didn't use."""
     jobs = Jobs(tmp_path, config(tokens=1000))
