@@ -162,7 +162,7 @@ class Journal:
         try:
             self._write_pending()
         except OSError as error:
-            self._no_room = error.strerror
+            self._no_room = error.strerror or str(error)
             self._reserve.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._write_pending()
