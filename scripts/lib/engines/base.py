@@ -216,6 +216,21 @@ def post(path: str, body: dict, headers: Mapping[str, str] | None = None) -> Cal
     return Call("POST", path, orjson.dumps(body), {**JSON, **headers} if headers else JSON)
 
 
+def sampling_fields(request: Request) -> dict[str, Any]:
+    """How to sample, under the names that SGLang and vLLM share; all of it, so that no default of a model counts."""
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop_token_ids": list(request.stop_ids),
+    }
+
+
 def seed_field(name: str, request: Request) -> dict[str, int]:
     """The seed under the name that an engine has for it; nothing where none is to be sent."""
     return {} if request.seed is None else {name: request.seed}

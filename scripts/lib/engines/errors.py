@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from scripts.lib.engines.base import Failure, Kind, Reply
-from scripts.lib.engines.values import as_object, as_objects, excerpt, shown
+from scripts.lib.engines.values import as_object, as_objects, excerpt, read_object, shown
 
 
 def error_details(body: bytes) -> tuple[str, int | None, dict]:
@@ -134,6 +134,14 @@ def _seconds(name: str, value: str, now: float) -> float | None:
     if number > 1e12:
         number /= 1000
     return number - now if number > 1e9 else number
+
+
+def read_body(reply: Reply, now: float) -> dict | Failure:
+    """The JSON object of a reply that holds an answer, or the failure that it holds instead."""
+    if reply.status != 200:
+        return read_error(reply.status, reply.headers, reply.body, now)
+    body = read_object(reply)
+    return body if isinstance(body, Failure) else error_in_200(body, reply, now) or body
 
 
 def error_in_200(body: dict, reply: Reply, now: float) -> Failure | None:

@@ -15,10 +15,10 @@ from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines import embedded_server
 from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
-from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.errors import read_body
 from scripts.lib.engines.launching import PORT, PROBE_IDS, ServerPlan, environment_program, with_flags
 from scripts.lib.engines.metrics import MetricNames
-from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, read_object, shown
+from scripts.lib.engines.values import as_count, as_object, as_objects, as_text, check_ids, read_ids, shown
 from scripts.lib.target.gguf import read_header
 from scripts.lib.target.location import EMBEDDED, ModelLocation
 
@@ -109,13 +109,9 @@ class LlamaCpp(Adapter):
         )
 
     def read(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
-        if reply.status != 200:
-            return read_error(reply.status, reply.headers, reply.body, now)
-        body = read_object(reply)
+        body = read_body(reply, now)
         if isinstance(body, Failure):
             return body
-        if failure := error_in_200(body, reply, now):
-            return failure
         # There is no request id; the seed, which each request of ours has its own of, tells replies apart as well.
         seed = as_count(body.get(_SEED))
         if request.seed is not None and seed not in (None, request.seed):

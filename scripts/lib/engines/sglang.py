@@ -15,9 +15,20 @@ from typing import Any
 from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
+from scripts.lib.engines.base import (
+    Adapter,
+    Answer,
+    Call,
+    EngineFacts,
+    Failure,
+    Reply,
+    Request,
+    post,
+    sampling_fields,
+    seed_field,
+)
 from scripts.lib.engines.completions_api import read_choice, reasoning_of, stop_id, wire_messages
-from scripts.lib.engines.errors import error_in_200, read_error
+from scripts.lib.engines.errors import read_body, read_error
 from scripts.lib.engines.launching import (
     OTHER_PORT,
     PORT,
@@ -39,7 +50,6 @@ from scripts.lib.engines.values import (
     odd_stop,
     of_another,
     read_ids,
-    read_object,
     shown,
 )
 
@@ -174,7 +184,6 @@ class SGLang(Adapter):
         return self._chat_request(request) if self.chat else self._native_request(request)
 
     def _native_request(self, request: Request) -> Call:
-        sampling = request.sampling
         return post(
             "/generate",
             {
@@ -182,21 +191,13 @@ class SGLang(Adapter):
                 "rid": request.id,
                 "sampling_params": {
                     "max_new_tokens": request.max_tokens,
-                    "temperature": sampling.temperature,
-                    "top_p": sampling.top_p,
-                    "top_k": sampling.top_k or -1,
-                    "min_p": sampling.min_p,
-                    "repetition_penalty": sampling.repetition_penalty,
-                    "presence_penalty": sampling.presence_penalty,
-                    "frequency_penalty": sampling.frequency_penalty,
-                    "stop_token_ids": list(request.stop_ids),
+                    **sampling_fields(request),
                     **seed_field("sampling_seed", request),
                 },
             },
         )
 
     def _chat_request(self, request: Request) -> Call:
-        sampling = request.sampling
         return post(
             "/v1/chat/completions",
             {
@@ -205,14 +206,7 @@ class SGLang(Adapter):
                 "input_ids": request.prompt_ids,
                 "rid": request.id,
                 "max_tokens": request.max_tokens,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k or -1,
-                "min_p": sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty,
-                "presence_penalty": sampling.presence_penalty,
-                "frequency_penalty": sampling.frequency_penalty,
-                "stop_token_ids": list(request.stop_ids),
+                **sampling_fields(request),
                 **seed_field("seed", request),
                 "return_token_ids": True,
                 "return_prompt_token_ids": True,
@@ -223,13 +217,9 @@ class SGLang(Adapter):
         return self._read_chat(request, reply, now) if self.chat else self._read_native(request, reply, now)
 
     def _read_native(self, request: Request, reply: Reply, now: float) -> Answer | Failure:
-        if reply.status != 200:
-            return read_error(reply.status, reply.headers, reply.body, now)
-        body = read_object(reply)
+        body = read_body(reply, now)
         if isinstance(body, Failure):
             return body
-        if failure := error_in_200(body, reply, now):
-            return failure
         meta = as_object(body.get("meta_info"))
         reason = meta.get("finish_reason")
         reason = reason if isinstance(reason, dict) else {"type": reason}

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
-from scripts.lib.engines.base import Adapter, Answer, Call, EngineFacts, Failure, Reply, Request, post, seed_field
+from scripts.lib.engines.base import (
+    Adapter,
+    Answer,
+    Call,
+    EngineFacts,
+    Failure,
+    Reply,
+    Request,
+    post,
+    sampling_fields,
+    seed_field,
+)
 from scripts.lib.engines.completions_api import read_choice, stop_id
 from scripts.lib.engines.launching import (
     PORT,
@@ -68,7 +79,6 @@ class VLLM(Adapter):
             )
 
     def request(self, request: Request) -> Call:
-        sampling = request.sampling
         return post(
             "/v1/completions",
             {
@@ -76,15 +86,7 @@ class VLLM(Adapter):
                 "prompt": request.prompt_ids,
                 "request_id": request.id,  # comes back as `cmpl-` and the id
                 "max_tokens": request.max_tokens,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                # All are named: vLLM takes defaults from the model's generation_config otherwise.
-                "top_k": sampling.top_k or -1,
-                "min_p": sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty,
-                "presence_penalty": sampling.presence_penalty,
-                "frequency_penalty": sampling.frequency_penalty,
-                "stop_token_ids": list(request.stop_ids),
+                **sampling_fields(request),
                 **seed_field("seed", request),
                 "return_token_ids": True,
             },
