@@ -2,6 +2,8 @@
 
 import io
 
+import pyarrow.parquet as pq
+
 from scripts.lib.prompts.sources.rows import read_file
 
 
@@ -11,3 +13,16 @@ def read(name, data):
 
 def values(name, data):
     return [row.value for row in read(name, data)]
+
+
+def parquet(table):
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=2)
+    return sink.getvalue()
+
+
+def arrow(table, opener):
+    sink = io.BytesIO()
+    with opener(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()

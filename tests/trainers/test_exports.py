@@ -11,24 +11,10 @@ from scripts.lib.core import durable
 from scripts.lib.exports import export
 from scripts.lib.hidden_states.plan import make_plan
 from scripts.lib.hidden_states.store import CorpusRow, StateFiles
-from scripts.lib.target.model import load_target
-from scripts.lib.target.prepare import prepare_target
 from tests.conversations import answered, text, with_tools
 from tests.corpora import config, corpus, rows_of, shard
 
 pytestmark = pytest.mark.trainers
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("target")
-    prepare_target(parse_config({"datasets": {"alpha": {"class": "B", "source": "x"}}}, "test"), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def target(target_folder):
-    return load_target(target_folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from scripts.lib.config.file import parse_config
-from scripts.lib.config.model import Config, Sampling
+from scripts.lib.config.model import Sampling
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.engines import adapter_for, embedded_server
@@ -20,6 +19,13 @@ from scripts.lib.fleet.launch import plan
 from scripts.lib.target.gguf import read_header
 from scripts.lib.target.location import embedded_model
 from tests.help_options import RECORDED, recorded
+from tests.launches import configured, target_of_4096
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return target_of_4096(tmp_path)
+
 
 HELP_NEW = (RECORDED / "sglang.txt").read_text()
 # The one line that matters, in the wording of an SGLang before the rename.
@@ -34,20 +40,6 @@ if "--help" in sys.argv:
     print({help!r})
     sys.exit({code})
 """
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    durable.write_json(tmp_path / "target" / "target.json", {"context_length": 4096})
-    return tmp_path / "target"
-
-
-def configured(
-    kind: str = "llamacpp", model: dict | None = None, served: str | None = None, **launch: object
-) -> Config:
-    engine = {"kind": kind, "launch": launch, "served_model": served}
-    values = {"datasets": {"a": {"class": "B", "source": "a"}}, "engine": engine, "model": model or {}}
-    return parse_config(values, "test")
 
 
 def environment(folder: Path, *programs: str, help_text: str = "", code: int = 0) -> str:

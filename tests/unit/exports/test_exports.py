@@ -7,29 +7,14 @@ import pytest
 import yaml
 
 from scripts import export_training
-from scripts.lib.config.file import parse_config
 from scripts.lib.core import records
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.records import Message
 from scripts.lib.exports import FORMATS, export, json_lines
 from scripts.lib.exports.conversations import openai_calls
-from scripts.lib.target.model import load_target
-from scripts.lib.target.prepare import prepare_target
 from scripts.lib.training.manifest import read_manifest
 from tests.conversations import CALL, TOOLS, answered, with_tools
 from tests.corpora import config, corpus, rows_of, sample, shard
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("target")
-    prepare_target(parse_config({"datasets": {"alpha": {"class": "B", "source": "x"}}}, "test"), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def target(target_folder):
-    return load_target(target_folder)
 
 
 def lines_of(file):

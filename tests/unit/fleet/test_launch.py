@@ -7,26 +7,16 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from scripts.lib.config.file import parse_config
-from scripts.lib.config.model import Config
 from scripts.lib.core import durable
 from scripts.lib.core.errors import UserError
 from scripts.lib.fleet import launch
 from scripts.lib.fleet.launch import gpu_groups, signature
+from tests.launches import configured, target_of_4096
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    durable.write_json(tmp_path / "target" / "target.json", {"context_length": 4096})
-    return tmp_path / "target"
-
-
-def configured(
-    kind: str = "llamacpp", model: dict | None = None, served: str | None = None, **launch: object
-) -> Config:
-    engine = {"kind": kind, "launch": launch, "served_model": served}
-    values = {"datasets": {"a": {"class": "B", "source": "a"}}, "engine": engine, "model": model or {}}
-    return parse_config(values, "test")
+    return target_of_4096(tmp_path)
 
 
 def test_gpus_are_those_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:

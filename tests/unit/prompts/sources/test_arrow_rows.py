@@ -1,27 +1,11 @@
 """Rows of Parquet and Arrow files."""
 
-import io
-
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from scripts.lib.core.errors import UserError
 from scripts.lib.prompts.sources import arrow_rows
-from tests.raw_rows import read
-
-
-def parquet(table):
-    sink = io.BytesIO()
-    pq.write_table(table, sink, row_group_size=2)
-    return sink.getvalue()
-
-
-def arrow(table, opener):
-    sink = io.BytesIO()
-    with opener(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+from tests.raw_rows import arrow, parquet, read
 
 
 def test_parquet_and_both_arrow_formats(monkeypatch):

@@ -7,7 +7,6 @@ import io
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from scripts.lib.config.model import Fields
 from scripts.lib.prompts.selection import prompt_id
 from scripts.lib.prompts.sources.formats import to_conversation
-from tests.raw_rows import values
+from tests.raw_rows import arrow, parquet, values
 
 
 def in_order(keys):
@@ -64,19 +63,6 @@ def conversation(arguments, properties):
         ],
         "tools": [{"type": "function", "function": tool}],
     }
-
-
-def parquet(table):
-    sink = io.BytesIO()
-    pq.write_table(table, sink, row_group_size=2)
-    return sink.getvalue()
-
-
-def arrow(table, opener):
-    sink = io.BytesIO()
-    with opener(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
 
 
 def as_json(rows):
