@@ -332,13 +332,15 @@ def generated(fleet: list[Server]) -> int:
     return sum(server.count() for server in fleet)
 
 
-def await_progress(process: subprocess.Popen, reached: Callable[[], bool], patience: float = 120.0) -> bool:
-    """Look until `reached()` is true; False when the job ended first."""
+def await_progress(
+    process: subprocess.Popen, reached: Callable[[], bool], patience: float = 120.0, lacking: str = "no progress"
+) -> bool:
+    """Look until `reached()` is true; False when the job ended first. `lacking`: what is missing when it never is."""
     end = time.monotonic() + patience
     while not reached():
         if process.poll() is not None:
             return False
-        assert time.monotonic() < end, "no progress"
+        assert time.monotonic() < end, lacking
         time.sleep(0.002)
     return True
 

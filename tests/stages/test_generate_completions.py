@@ -388,32 +388,45 @@ def test_servers_with_less_room_than_the_model_get_requests_that_fit(second, tmp
 
 WATCHED = """
 import os, sys
-journal, record = sys.argv.pop(1), os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+from scripts import generate_completions
+from scripts.lib.client.sending import Sender
+from scripts.lib.completions.journal import scan
+from scripts.lib.completions.journal_records import Done
+journal = sys.argv.pop(1)
+record, sent = (os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND) for _ in range(2))
 fsync = os.fsync
 def watched(file):
     fsync(file)
     if os.readlink(f"/proc/self/fd/{file}") == journal:
         os.write(record, b"%d\\n" % os.fstat(file).st_size)
 os.fsync = watched
-from scripts import generate_completions
+send = Sender.send
+async def noted(self, *arguments):
+    os.write(sent, b"%d\\n" % sum(isinstance(line.record, Done) for line in scan(journal)))
+    return await send(self, *arguments)
+Sender.send = noted
 sys.exit(generate_completions.main())
 """
 
 
 def test_what_was_answered_is_on_the_disk_while_the_job_goes_on(tmp_path):
-    """The journal is fsynced beside the work, not at the job's end: a power cut costs no more than the last second."""
+    """Each answer is in the journal before the next request is sent, and fsynced beside the work, not at the job's end."""
     with servers(tmp_path, 1, Answers(5), dialect="llamacpp", hang_after=20) as fleet:
         run = Run(tmp_path, prompts(40), [fleet[0].url], concurrency=1, answers=Answers(5))
         run.config = {"transport": {"base_seconds": 600, "idle_seconds": 600}}
         run.write_config()
-        synced = tmp_path / "synced"
-        run.command = lambda: [sys.executable, "-c", WATCHED, str(run.journal), str(synced), *Run.command(run)[3:]]
+        synced, sent = tmp_path / "synced", tmp_path / "sent"
+        watched = [sys.executable, "-c", WATCHED, str(run.journal), str(synced), str(sent)]
+        run.command = lambda: [*watched, *Run.command(run)[3:]]
         job = run.start()
         try:
             # One at a time, until the server falls silent; the job waits for it.
             assert await_progress(job, lambda: generated(fleet) == 20, 60)
             assert len(run.journalled()) >= 20 - 2  # but the canary and the last one
-            assert await_progress(job, lambda: last(synced) == run.journal.stat().st_size, 60)
+            lacking = "what was answered is not fsynced while the job goes on (_keep_saved, Journal.sync)"
+            assert await_progress(job, lambda: last(synced) == run.journal.stat().st_size, 60, lacking)
+            held = [int(line) for line in sent.read_text().split()]
+            assert held == list(range(len(held))), "a request was sent before the answer to the last one was journalled"
         finally:
             kill(job)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scripts.lib.completions import generate
 from scripts.lib.completions import journal as journal_module
 from scripts.lib.completions.journal import Journal, decode, encode, scan
 from scripts.lib.completions.journal_records import Done, Header, Proven, TurnDone, TurnPart, Void
@@ -127,6 +128,21 @@ def test_a_record_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
         journal.append(Done(name, "ok"), None)
         assert [line.record for line in scan(path)][-1] == Done(name, "ok")
     journal.close()
+
+
+def test_sync_fsyncs_what_was_appended_and_at_least_every_second(tmp_path, monkeypatch):
+    """A power cut costs no more than the last second: README and docs promise it."""
+    path = tmp_path / "000.journal"
+    journal, _ = opened(path)
+    fsync, synced = os.fsync, []
+    monkeypatch.setattr(journal_module.os, "fsync", lambda file: (fsync(file), synced.append(os.fstat(file).st_size)))
+    journal.append(Done("a", "ok"), None)
+    journal.sync()
+    assert synced == [path.stat().st_size], "Journal.sync fsyncs nothing"
+    journal.sync()
+    assert len(synced) == 1
+    journal.close()
+    assert generate._SAVE_SECONDS <= 1.0, "the journal is fsynced less often than every second"
 
 
 def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path):

@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 
 from scripts.lib.config.file import parse_config
-from scripts.lib.config.model import EngineKind
+from scripts.lib.config.model import EngineKind, Sampling
 from scripts.lib.core.errors import UserError
 from scripts.lib.core.provenance import PROJECT
+from scripts.lib.core.records import Message
 from scripts.lib.engines import ENGINES, adapter_for
-from scripts.lib.engines.base import Adapter
+from scripts.lib.engines.base import Adapter, Request
 from scripts.lib.engines.metrics import MetricNames
 
 KINDS = sorted({*get_args(EngineKind), *ENGINES})
@@ -27,6 +28,7 @@ FACTS = (
     "metrics",
 )
 REPLIES = Path(__file__).parent / "replies"
+READERS = [Path(__file__).with_name(name) for name in ("test_adapters.py", "test_odd_replies.py")]
 
 
 def missing(kind: str) -> list[str]:
@@ -49,6 +51,8 @@ def missing(kind: str) -> list[str]:
             found.append(f"the names of its metrics, since it isn't hosted ({place})")
         if not list(REPLIES.glob(f"{kind}_*")):
             found.append(f"recorded replies of a real server ({REPLIES})")
+        if not any(f'"kind": "{kind}"' in test.read_text() for test in READERS):
+            found.append(f"tests that read its replies ({', '.join(test.name for test in READERS)})")
     if engine.environment is not None:
         locks = (PROJECT / "envs" / f"{engine.environment}{end}" for end in (".in", ".txt"))
         found += [f"its environment's lock, {lock}" for lock in locks if not lock.is_file()]
@@ -97,13 +101,40 @@ def test_kinds_are_compared_nowhere_else() -> None:
     assert not found
 
 
+SAMPLING = {
+    "temperature": 0.3,
+    "top_p": 0.5,
+    "top_k": 7,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.3,
+    "seed": 11,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ENGINES))
+def test_a_request_carries_every_setting_of_sampling(kind: str) -> None:
+    """One that is left out is sampled with the server's own default, and nothing shows it in the corpus."""
+    engine = adapter_for(configured(kind=kind, endpoints=["http://127.0.0.1:1"]))
+
+    def sent(max_tokens: int = 32, seed: int | None = 7, **sampling: float) -> bytes | None:
+        asked = Request("p-0-1", [1, 2], max_tokens, seed, Sampling(**sampling), [Message("user", "q")])
+        return engine.request(asked).body
+
+    changed = {name: sent(**{name: value}) for name, value in {**SAMPLING, "max_tokens": 33}.items()}
+    assert SAMPLING.keys() == Sampling.model_fields.keys()
+    unheeded = [name for name, body in changed.items() if body == sent()]
+    assert not unheeded, f"engine kind `{kind}` sends nothing of {', '.join(unheeded)}"
+
+
 def configured(**engine: object) -> object:
     return parse_config({"engine": engine, "datasets": {"d": {"class": "B", "source": "x"}}}, "test")
 
 
 def test_an_unknown_kind_is_one_line() -> None:
     with pytest.raises(UserError, match="engine.kind") as error:
-        configured(kind="trtllm")
+        configured(kind="moon")
     assert "\n" not in str(error.value)
     assert all(kind in str(error.value) for kind in get_args(EngineKind))
 

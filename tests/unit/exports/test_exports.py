@@ -1,3 +1,4 @@
+import ast
 import json
 import re
 from pathlib import Path
@@ -264,6 +265,14 @@ def test_command_line(make, target, target_folder, tmp_path, capsys):
     missing = ["--training", str(tmp_path / "nothing"), "--target", str(target_folder)]
     assert export_training.main(["--format", "tokens", *missing, "--output", str(tmp_path / "x")]) == 1
     assert "there is no corpus" in capsys.readouterr().err
+
+
+def test_every_format_meets_its_trainers_own_loader():
+    """Those tests are slow, so that nobody notices the one that is missing."""
+    tests = (Path(__file__).parents[2] / "trainers/test_exports.py").read_text()
+    named = {node.value for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Constant)}
+    missing = sorted(FORMATS.keys() - named)
+    assert not missing, f"exports without a test in tests/trainers/test_exports.py: {', '.join(missing)}"
 
 
 def test_the_docs_name_every_format_once():

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/validation.md"
 
 
 def test_the_page_is_that_of_the_code():
-    assert PAGE.read_text(encoding="utf-8") == validation_text(), "run python -m scripts.describe_config"
+    assert PAGE.read_text(encoding="utf-8") == validation_text(), "stale: run `make schema`"
 
 
 @pytest.mark.parametrize("names", [GATES, tuple(FLAGS)], ids=["gates", "flags"])

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from scripts.lib.config.model import Fields
 from scripts.lib.core.records import Message
 from scripts.lib.prompts.defects import Defect
+from scripts.lib.prompts.sources.fields import Columns
+from scripts.lib.prompts.sources.formats import _READERS, detect, to_conversation
 from scripts.lib.prompts.sources.formats import FORMATS as FORMATS_OF_THE_READER
-from scripts.lib.prompts.sources.formats import to_conversation
 from scripts.lib.prompts.sources.turns import split_thought
 
 
@@ -146,6 +147,15 @@ FORMATS = {
     "null columns are absent": ({"messages": None, "prompt": None, "question": "q", "answer": None}, [(U, "q")]),
     "a number called turn": ({"turns": 2, "turn": 2, "conversation": [{"role": U, "content": "q"}]}, [(U, "q")]),
 }  # fmt: skip
+
+
+def test_every_format_has_a_row_that_auto_knows():
+    """`turns` and `sharegpt` are `messages` by another name: readers are compared."""
+    rows = [row if isinstance(row, dict) else {} for row, _ in FORMATS.values()]
+    known = {detect(Columns(row, Fields())) for row in [*rows, {"input_ids": [1], "labels": [1]}] if row}
+    read = {_READERS[name] for name in known}
+    missing = [name for name, reader in _READERS.items() if reader not in read]
+    assert not missing, f"formats without a row above that `auto` takes for them: {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
