@@ -82,7 +82,7 @@ def test_a_shard_that_was_put_back_is_kept_before_its_job_runs(tmp_path: Path, m
 
 
 def test_each_export_has_a_rule(tmp_path: Path) -> None:
-    assert plan(tmp_path).export_formats == tuple(FORMATS)
+    assert plan(tmp_path).export_formats == tuple(FORMATS), "EXPORT_FORMATS (config/model.py) has the order of FORMATS"
 
 
 def test_the_snakefile_fits_on_a_screen() -> None:

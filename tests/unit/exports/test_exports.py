@@ -280,4 +280,5 @@ def test_the_docs_name_every_format_once():
     text = (Path(__file__).parents[3] / "docs/exports.md").read_text()
     table = text.partition("## Formats")[2].partition("\n\n| format |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
-    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(FORMATS)
+    named = sorted(name for row in rows for name in re.findall(r"`(\w+)`", row))
+    assert named == sorted(FORMATS), "docs/exports.md#formats differs from FORMATS"
