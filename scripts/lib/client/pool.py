@@ -46,7 +46,7 @@ class PooledEndpoint:
     queue_long: bool = False
     mark: tuple = ()  # of the engine's progress
     reason: str = ""  # why it is not ready
-    timeouts: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
+    timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)  # of the requests in flight, and when they end
     refusals: int = 0  # 429 and the like since the last success
     pauses: int = 0  # for these, in a row
     paused_until: float = float("-inf")
@@ -121,9 +121,7 @@ class Pool:
         server.status, server.reason = "out", reason
         if not break_off:
             return
-        for timeout in server.timeouts:
-            if not timeout.expired():
-                timeout.reschedule(0.0)
+        _end(server.timeouts)
         server.timeouts.clear()
 
     # --- how many ---
@@ -299,9 +297,21 @@ class Pool:
             self.take_out(server, reason, break_off=False)
 
     def check_progress(self) -> list[PooledEndpoint]:
-        """Take out servers that show no sign of progress; all their requests are broken off. Returns them."""
+        """Break off requests whose time is up, and all of servers that show no sign of progress.
+
+        Takes these servers out and returns them.
+        """
         now = self.clock()
+        for server in self.servers.values():
+            _end(timeout for timeout, at in server.timeouts.items() if at <= now)
         hung = [s for s in self.servers.values() if s.timeouts and now - s.last_sign > self.idle_seconds]
         for server in hung:
             self.take_out(server, f"no answer for {now - server.last_sign:.0f} s")
         return hung
+
+
+def _end(timeouts: Iterable[asyncio.Timeout]) -> None:
+    """Break off the requests that these are for."""
+    for timeout in timeouts:
+        if not timeout.expired():
+            timeout.reschedule(0.0)

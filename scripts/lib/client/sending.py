@@ -24,8 +24,10 @@ class Sender:
             self.pool.release(server, expected)
             return Failure("wait", f"broken off: {server.reason}")
         begun = self.pool.clock()
-        timeout = asyncio.timeout(self.settings.base_seconds + max_tokens / self.settings.min_tokens_per_second)
-        server.timeouts.add(timeout)
+        # Without a timer of its own, which would cost more than the rest of sending: the pool looks at all of them.
+        timeout = asyncio.Timeout(None)
+        seconds = self.settings.base_seconds + max_tokens / self.settings.min_tokens_per_second
+        server.timeouts[timeout] = begun + seconds
         try:
             async with timeout:
                 reply = await self.transport.call(server.url, call)
@@ -36,5 +38,5 @@ class Sender:
         except TimeoutError:
             return Failure("retry", f"no answer within {self.pool.clock() - begun:.0f} s", billed=True)
         finally:
-            server.timeouts.discard(timeout)
+            server.timeouts.pop(timeout, None)
             self.pool.release(server, expected)

@@ -85,16 +85,18 @@ class Vouching:
 
     def arrived(self, url: str) -> int:
         """Something has come from an endpoint; `answered` or `refused_work` says what. Returns its number."""
-        if url not in self._endpoints:
-            self._endpoints[url] = _Doubtful(self._arrivals.position)
+        doubtful = self._endpoints.get(url)
+        if doubtful is None:
+            doubtful = self._endpoints[url] = _Doubtful(self._arrivals.position)
         number = self._next()
-        self._endpoints[url].refusals[number] = False
+        doubtful.refusals[number] = False
         return number
 
     def answered(self, url: str, *, odd: bool = False) -> None:
         """It was an answer. With the first one the refusals before it stand."""
-        if url in self._endpoints:
-            self._endpoints[url].odd = self._endpoints[url].odd + 1 if odd else 0
+        doubtful = self._endpoints.get(url)
+        if doubtful is not None:
+            doubtful.odd = doubtful.odd + 1 if odd else 0
         if not self._answered:
             self.release()
 

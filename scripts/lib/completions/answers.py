@@ -166,8 +166,11 @@ class ShardAnswers:
         return sums
 
     def __contains__(self, prompt_id: str) -> bool:
-        return any(
-            prompt_id in places for places in (self.arrived, self.finished.rows, self.unused.rows, self.elsewhere)
+        return (
+            prompt_id in self.arrived
+            or prompt_id in self.finished.rows
+            or prompt_id in self.unused.rows
+            or prompt_id in self.elsewhere
         )
 
     def get(self, prompt_id: str) -> Completion | None:

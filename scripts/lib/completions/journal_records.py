@@ -19,9 +19,14 @@ class Ended(NamedTuple):
 
     @classmethod
     def of(cls, outcome: str, turns: list[Turn]) -> "Ended":
-        inputs = sum(len(turn.prompt_ids) for turn in turns)
-        outputs = sum(len(turn.output_ids) for turn in turns)
-        return cls(outcome, inputs, outputs, sum(turn.cost_usd for turn in turns), sum(map(billed, turns)))
+        inputs = outputs = tokens = 0
+        cost = 0.0
+        for turn in turns:
+            inputs += len(turn.prompt_ids)
+            outputs += len(turn.output_ids)
+            cost += turn.cost_usd
+            tokens += billed(turn)
+        return cls(outcome, inputs, outputs, cost, tokens)
 
 
 class FirstTurn(NamedTuple):

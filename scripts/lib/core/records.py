@@ -5,6 +5,7 @@ int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadat
 provenance as JSON under the key `drafter-corpus`.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -409,7 +410,8 @@ def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
         names = [field.name for field in kind.value_type]
-        values = [[{name: getattr(record, name) for name in names} for record in records] for records in values]
+        fields = operator.attrgetter(*names)
+        values = [[dict(zip(names, fields(record))) for record in records] for records in values]
     return pa.array(values, kind)
 
 

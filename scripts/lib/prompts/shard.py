@@ -1,5 +1,6 @@
 """Stage 1's shards as stage 2 reads them: as cheaply as a prompt that is answered once allows."""
 
+import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -66,18 +67,26 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
             lists = batch.column("messages")
             offsets = lists.offsets.to_pylist()
             turns = lists.values
-            names = [field.name for field in turns.type]
-            fields = [turns.field(name).to_pylist() for name in names]
-            messages = [Message(**dict(zip(names, values))) for values in zip(*fields)]
+            messages = [
+                Message(*values)
+                for values in zip(
+                    *(
+                        _values(turns.field(field.name))
+                        if field.name in turns.type.names
+                        else [field.default] * len(turns)
+                        for field in dataclasses.fields(Message)
+                    )
+                )
+            ]
             dataset, source, key, tools, tokens = (
-                batch.column(name).to_pylist() for name in ("dataset", "source", "key", "tools", "prompt_tokens")
+                _values(batch.column(name)) for name in ("dataset", "source", "key", "tools", "prompt_tokens")
             )
             sent: list[list[int]] = (
                 [ids.tolist() for ids in id_lists(batch.column("prompt_ids"))]
                 if "prompt_ids" in later
                 else [[]] * len(ids)
             )
-            kwargs = batch.column("template_kwargs").to_pylist() if "template_kwargs" in later else [None] * len(ids)
+            kwargs = _values(batch.column("template_kwargs")) if "template_kwargs" in later else [None] * len(ids)
             for row in keep:
                 own = messages[offsets[row] : offsets[row + 1]]
                 yield Prompt(
@@ -91,3 +100,8 @@ def read_prompts(path: Path, wanted: Callable[[str], bool]) -> Iterator[Prompt]:
                     sent[row] or None,
                     template_kwargs=kwargs[row],
                 )
+
+
+def _values(column: pa.Array) -> list:
+    """A column's Python values. Most optional ones hold none, which needs no look at each."""
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()

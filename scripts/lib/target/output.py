@@ -128,7 +128,7 @@ def split_output(target: Target, prompt_ids: Sequence[int], output_ids: Sequence
     end = len(output_ids)
     while end and output_ids[end - 1] in target.eos_ids:
         end -= 1
-    ids = list(output_ids[:end])
+    ids = output_ids[:end] if isinstance(output_ids, list) else list(output_ids[:end])
     tools: tuple[int, ...] = ()
     if target.tool_ids and not target.tool_ids.isdisjoint(output_ids):
         tools = tuple(token for token in output_ids if token in target.tool_ids)

@@ -176,8 +176,8 @@ def test_a_long_queue_in_the_engine_lowers_the_limit_and_a_short_one_does_not(cl
 def test_a_hung_server_is_taken_out_and_comes_back_after_a_canary(clock):
     pool = made(clock, 2)
     fill(pool, 4)
-    pool.servers["u0"].timeouts.add(FakeTimeout())
-    pool.servers["u1"].timeouts.add(FakeTimeout())
+    pool.servers["u0"].timeouts[FakeTimeout()] = float("inf")
+    pool.servers["u1"].timeouts[FakeTimeout()] = float("inf")
     clock.now += 500
     pool.succeeded(pool.servers["u1"], 10, 1.0)
     clock.now += 200
@@ -203,10 +203,22 @@ class FakeTimeout:
         return self.over
 
 
+def test_a_request_is_broken_off_when_its_time_is_up_and_the_others_go_on(clock):
+    pool = made(clock)
+    early, late = FakeTimeout(), FakeTimeout()
+    pool.servers["u0"].timeouts.update({early: clock.now + 10, late: clock.now + 20})
+    clock.now += 9
+    assert pool.check_progress() == []
+    assert not early.over
+    clock.now += 1
+    assert pool.check_progress() == []
+    assert (early.over, late.over) == (True, False)
+
+
 def test_progress_that_the_engine_tells_is_no_hang(clock):
     pool = made(clock)
     fill(pool, 4)
-    pool.servers["u0"].timeouts.add(FakeTimeout())
+    pool.servers["u0"].timeouts[FakeTimeout()] = float("inf")
     for step in range(5):
         clock.now += 400
         pool.observe("u0", EngineMetrics(running=4), mark=(step,))
@@ -222,7 +234,7 @@ def test_a_restarted_or_vanished_server_breaks_off_its_requests(clock):
     timeouts = {}
     for url in ("u0", "u1"):
         timeouts[url] = FakeTimeout()
-        pool.servers[url].timeouts.add(timeouts[url])
+        pool.servers[url].timeouts[timeouts[url]] = float("inf")
     old = pool.servers["u0"]
     pool.update([("u0", 1)])
     assert all(timeout.over for timeout in timeouts.values())
