@@ -5,7 +5,8 @@ int32, a mask is an int8 of 0 and 1, a file is zstd Parquet whose schema metadat
 provenance as JSON under the key `drafter-corpus`.
 """
 
-import operator
+import itertools
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -294,6 +295,8 @@ REJECT_SCHEMA = _schema(
     ("detail", pa.string(), False),
 )
 
+_CODES = {pa.int8(): "b", pa.int32(): "i"}  # of the array module
+
 SCHEMAS: dict[type, pa.Schema] = {
     Prompt: PROMPT_SCHEMA,
     Completion: COMPLETION_SCHEMA,
@@ -408,11 +411,25 @@ def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
-        names = [field.name for field in kind.value_type]
-        fields = operator.attrgetter(*names)
-        values = [[dict(zip(names, fields(record))) for record in records] for records in values]
-    return pa.array(values, kind)
+    """Lists field by field and their numbers as buffers: `pa.array` looks at each id, which takes twice as long."""
+    if not pa.types.is_list(kind):
+        return pa.array(values, kind)
+    inner = kind.value_type
+    items = [value or () for value in values]
+    if pa.types.is_struct(inner):
+        records = list(itertools.chain.from_iterable(items))
+        fields = [_column([getattr(record, field.name) for record in records], field.type) for field in inner]
+        elements = pa.StructArray.from_arrays(fields, fields=list(inner))
+    elif inner in _CODES:
+        numbers = array(_CODES[inner])
+        for one in items:
+            numbers.fromlist(one) if type(one) is list else numbers.extend(one)
+        elements = pa.Array.from_buffers(inner, len(numbers), [None, pa.py_buffer(numbers)])
+    else:
+        elements = pa.array(list(itertools.chain.from_iterable(items)), inner)
+    ends = list(itertools.accumulate(map(len, items), initial=0))
+    starts = [None if value is None else start for value, start in zip(values, ends)]
+    return pa.ListArray.from_arrays(pa.array([*starts, ends[-1]], pa.int32()), elements, type=kind)
 
 
 class _ParquetFile(pq.ParquetFile):
