@@ -11,7 +11,7 @@ from tests.generation import Run, prompts, servers, target_folder
 
 
 @pytest.mark.parametrize("kind", ["openai", "sglang", "vllm", "llamacpp"])
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("tls", [pytest.param(False, id="plain"), pytest.param(True, id="TLS", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("faults", ["reply_doubled=0.5", "reply_doubled_late=0.5", "replies_swapped=0.3"])
 def test_every_row_holds_its_own_answer(
     faults: str, tls: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
