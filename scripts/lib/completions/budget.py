@@ -80,7 +80,7 @@ class Account:
         self.path = self.state.account(dataset, shard)
         self.spent, self.held, self.in_flight = spent, Amount(), Amount()
         self.exhausted: Amount | None = None  # a need that nothing will ever fit again
-        self.dearer = 1.0  # what an answer cost of what the configured prices allow at most, where that was more
+        self.dearest = 0.0  # US dollars per reserved token, of an answer that cost more than was reserved
         self._saved: dict = {}
         money = self.overall.cost is not None or self.own.cost is not None
         if money and not self.price_output:
@@ -103,7 +103,8 @@ class Account:
 
     def reserve(self, prompt_tokens: int, max_tokens: int) -> Amount | Literal["wait", "never"]:
         """Reserve what a request may use at most. `wait`: others may give back; `never`: it won't fit any more."""
-        need = Amount(prompt_tokens + max_tokens, self.dearer * self.price(prompt_tokens, max_tokens))
+        tokens = prompt_tokens + max_tokens
+        need = Amount(tokens, max(self.price(prompt_tokens, max_tokens), self.dearest * tokens))
         if not self.limited:
             return need
         if self.exhausted is not None and _covers(need, self.exhausted):
@@ -159,8 +160,8 @@ class Account:
             return
         self.in_flight = self.in_flight - reserved
         self.held = self.held - reserved
-        if reserved.cost and used.cost > reserved.cost:
-            self.dearer *= used.cost / reserved.cost
+        if used.cost > reserved.cost and reserved.tokens:
+            self.dearest = max(self.dearest, used.cost / reserved.tokens)
         if not _covers(reserved, used):
             self.held = self.in_flight
 

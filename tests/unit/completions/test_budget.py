@@ -141,6 +141,13 @@ def test_prices_that_are_too_low_are_learned_from_the_first_answer(tmp_path):
     assert budget.spent.cost == 1.0
 
 
+def test_answers_in_flight_together_teach_one_price(tmp_path):
+    budget = Jobs(tmp_path, config(cost=10.0)).start()
+    for reserved in [budget.reserve(30, 100) for _ in range(4)]:
+        budget.settle(reserved, Amount(44, 0.5))
+    assert budget.reserve(30, 100).cost == pytest.approx(0.5)
+
+
 def test_excess_of_a_grant_goes_back_to_the_others(tmp_path):
     """The first grant is for eight requests; a job that ends gives back what it didn't use."""
     jobs = Jobs(tmp_path, config(tokens=1000))
